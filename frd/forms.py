@@ -7,10 +7,11 @@ reports.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -167,6 +168,21 @@ def fold_ranks(ranks: Iterable[int] | Int64s) -> str:
     ends = np.flatnonzero(np.diff(ranks, append=-2) != 1)
     first, last = ranks[np.append(0, ends[:-1] + 1)].tolist(), ranks[ends].tolist()
     return ",".join(f"{a}-{b}" if a < b else str(a) for a, b in zip(first, last, strict=True))
+
+
+def folded(suspects: Iterable[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Suspects of a finding in JSON, for people: the ranks that are equally suspect for one reason,
+    without high confidence, together. With what is known of each, by ``rank 0 on node7: `` if there
+    are several."""
+
+    def likeness(one: Any) -> object:
+        return one["confidence"], one["reason"], one["confidence"] == "high" and one["rank"]
+
+    for alike in (list(group) for _, group in groupby(suspects, likeness)):
+        names = [f"rank {s['rank']}" + f" on {s['node']}" * bool(s["node"]) for s in alike]
+        many = len(alike) > 1
+        who = f"ranks {fold_ranks(s['rank'] for s in alike)}" if many else names[0]
+        yield who, {f"{name}: " * many: one for name, one in zip(names, alike, strict=True)}
 
 
 def unfold_ranks(text: str) -> tuple[int, ...]:

@@ -121,6 +121,20 @@ class Job:
         if rank.head is not None and rank.head.meeting is not None:
             rank.head.meeting.is_broken = True
 
+    def leave(self, rank: SimRank, words: tuple[Any, str] | None) -> None:
+        """Its program ends; the process stays for a while."""
+        if rank.alive and not rank.is_held:
+            rank.is_held = True
+            if words is not None:
+                rank.exit = ExitRecord(*words, NodeNs(self.wall_ns(rank.node)))
+
+    def gone(self, rank: SimRank, status: int) -> None:
+        """Its process ends, with a status as of `os.waitpid`."""
+        if rank.alive:
+            record = rank.exit
+            self.die(rank, None)
+            rank.wait_status, rank.exit = status, record
+
     def make_group(self, injected: Injected) -> Group:
         """All its members make the group when they begin a step that no rank has reached yet."""
         group = self.programs.new_group("SUBGROUP", injected.fault.ranks)

@@ -9,7 +9,7 @@ import traceback
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -53,8 +53,11 @@ def live(
     only: Collection[int] | None = None,
     world: int | None = None,
     cluster: bool = False,
+    ends: bool = True,
 ) -> Summary:
     """
+    `ends`: the job may end in another way than cleanly.
+
     Raises:
         Violation: a promise was broken. Any other exception is a fault of frd, or of the
             simulation.
@@ -63,7 +66,7 @@ def live(
     with calm(), tempfile.TemporaryDirectory(prefix="frd-sim-", dir=folder) as name:
         if cluster:
             return ClusterWorld(draw_cluster(seed, world), Path(name), only).live()
-        return World(draw(seed, world), Path(name), only).live()
+        return World(replace(draw(seed, world), ends=ends), Path(name), only).live()
 
 
 @contextmanager
@@ -138,6 +141,7 @@ class Sum:
     simulated_s: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
     troubles: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
     findings: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
 
@@ -152,6 +156,7 @@ class Sum:
         self.simulated_s += result.simulated_s
         self.faults += result.faults
         self.troubles += result.troubles
+        self.ends += result.ends
         self.findings += result.findings
 
     def lines(self) -> Iterator[str]:
@@ -163,6 +168,7 @@ class Sum:
         for name, counts in (
             ("faults", self.faults),
             ("troubles", self.troubles),
+            ("ends", self.ends),
             ("findings", self.findings),
         ):
             totals = ", ".join(f"{what} {n:,}" for what, n in counts.most_common())

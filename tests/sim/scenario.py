@@ -114,6 +114,8 @@ class Scenario:
     plan: JobPlan
     limits: Limits
     events: tuple[Event, ...]
+    ends: bool = False
+    """The job ends in one of the ways of `tests.sim.ends`, not only cleanly."""
 
     def dice(self, of: object) -> random.Random:
         """Separate dice for everything that has a name."""

@@ -13,6 +13,7 @@ from typing import Final
 
 import pytest
 
+from tests.sim.ends import EndKind
 from tests.sim.oracle import Violation
 from tests.sim.run import command, live
 from tests.sim.scenario import draw
@@ -68,6 +69,14 @@ def test_a_world_keeps_every_promise(seed: int) -> None:
     except Exception as error:
         error.add_note(f"seed {seed} {REGRESSIONS[seed]}\nagain: {command(seed)}")
         raise
+
+
+@pytest.mark.parametrize("kind", list(EndKind))
+def test_a_job_ends(kind: EndKind) -> None:
+    """A healthy job of four ranks ends in each way: a rank that failed is named, no other with high
+    confidence, and an end that was asked for is no finding."""
+    seed = next(n for n in range(1000) if draw(n).dice("end").choice([*EndKind]) is kind)
+    assert live(seed, only=(), world=4).ends == {kind: 1}
 
 
 @pytest.mark.parametrize("seed", list(MISSED) if ALL else [4243])

@@ -18,6 +18,7 @@ from typing import Final
 
 from frd.engine.views import StatusView
 from frd.model import AttemptKey, FindingEvent, RankInfo
+from tests.sim import ends
 from tests.sim.agent import SimAgent
 from tests.sim.clocks import draw_host
 from tests.sim.faults import draw_fault
@@ -74,6 +75,7 @@ class Summary:
     ranks: int
     rows: int
     faults: Counter[str]
+    ends: Counter[str]
     troubles: Counter[str]
     findings: Counter[str]
     published: Sequence[Sequence[FindingEvent]] = field(repr=False)
@@ -102,6 +104,7 @@ class World:
         self._lives = 0
         self._pids = 1000
         self.troubles = Troubles(self)
+        self.ended: ends.End | None = None
         self._events = [event for event in scenario.events if only is None or event.number in only]
 
     # -- its life ------------------------------------------------------------------------------
@@ -120,6 +123,8 @@ class World:
             self._wait_for(self.oracle.check_found, _FOUND_WITHIN, self.oracle.known_by)
             self._recover()
             self._wait_for(self.oracle.check_closed, _CLOSED_WITHIN)
+            if self.scenario.ends and not self.troubles.liars:
+                self._die()
             self._end_job()
             self._wait_for(self.oracle.check_rows, _REPORTED_WITHIN)
             self.end()
@@ -167,6 +172,21 @@ class World:
             run.job.heal(injected)
         if any(i.began is not None and i.healed is None for i in run.job.injected):
             self.restart_job()
+
+    def _die(self) -> None:
+        """The job, which is healthy, ends in a way of its seed."""
+        self.kernel.run(self.kernel.now + WARM)
+        self.settle()
+        self.ended = ends.begin(self)
+        self.kernel.run(self.kernel.now + ends.LASTS)
+        self.settle()
+        self.oracle.check_end(self.ended)
+
+    def stop_agent(self, number: int) -> None:
+        """By SIGTERM, for good."""
+        if (agent := self.nodes[number].agent) is not None:
+            self.nodes[number].agent = None
+            agent.say_goodbye()
 
     def _end_job(self) -> None:
         self.settle()
@@ -297,6 +317,7 @@ class World:
             ranks=self.scenario.plan.world,
             rows=self.oracle.rows,
             faults=Counter(injected.fault.kind.value for injected in began),
+            ends=Counter([self.ended.kind.value] if self.ended is not None else []),
             troubles=Counter(e.trouble.value for e in self._events if e.trouble is not None),
             findings=Counter(finding.kind.value for finding in self.oracle.findings.values()),
             published=self.published,

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from frd.engine.findings.text import collective as collective_text
-from frd.forms import REASONS, duration_text, fold_ranks
+from frd.forms import REASONS, duration_text, fold_ranks, folded
 from frd.model import Reason
 from frd.usage import plain
 
@@ -61,9 +61,14 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 def _facts(finding: Mapping[str, Any], whole: bool) -> Iterator[tuple[str, RenderableType]]:
     suspects = finding["suspects"]
-    for number, suspect in enumerate(suspects):
+    for number, (who, alike) in enumerate(folded(suspects)):
         label = "suspects" if len(suspects) > 1 else "suspect"
-        yield label if number == 0 else "", _suspect(suspect, whole)
+        first, *_ = alike.values()
+        shown = Text(plain(who), style="bold")
+        shown.append(f": {_meaning(first['reason'])}, {first['confidence']} confidence", "not bold")
+        for of, suspect in alike.items():
+            _append_suspect(shown, of, suspect, whole)
+        yield label if number == 0 else "", shown
     if any(suspect.get("tied") for suspect in suspects):
         yield "order", Text("not known: the clocks are not exact enough")
     if not suspects:
@@ -114,13 +119,9 @@ def _history(finding: Mapping[str, Any]) -> Text:
     return Text("\n".join(steps))
 
 
-def _suspect(suspect: Mapping[str, Any], whole: bool) -> Text:
-    text = Text(f"rank {suspect['rank']}", style="bold")
-    where = f" on {plain(suspect['node'])}" if suspect["node"] else ""
-    meaning = _meaning(suspect["reason"])
-    text.append(f"{where}: {meaning}, {suspect['confidence']} confidence", style="")
-    if suspect["evidence"]:
-        text.append(f"\n{plain(suspect['evidence'])}", style="not bold")
+def _append_suspect(text: Text, of: str, suspect: Mapping[str, Any], whole: bool) -> None:
+    if of or suspect["evidence"]:
+        text.append(f"\n{plain(of + suspect['evidence'])}", style="not bold")
     if suspect.get("doing"):
         text.append(f"\n{plain(suspect['doing'])}", style="not bold")
     if (waits_for := suspect.get("waits_for", {}).get("text")) and whole:
@@ -131,7 +132,6 @@ def _suspect(suspect: Mapping[str, Any], whole: bool) -> Text:
         _append_worker(text, worker, whole)
     if not whole and (more := len(workers) - MAX_WORKERS) > 0:
         text.append(f"\n… {more} more child processes: frd findings ID", style="not bold dim")
-    return text
 
 
 def _meaning(reason: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from frd import __version__
 from frd.cli.screens.finding_panel import collective_facts, ranks_text
 from frd.cli.screens.verdict import dump_facts, is_partial, unknown_facts
-from frd.forms import REASONS, finding_json
+from frd.forms import REASONS, finding_json, folded
 from frd.model import Activity
 from frd.offline.analysis.analyze import Analysis
 from frd.usage import plain
@@ -89,8 +89,8 @@ def _finding(finding: Mapping[str, Any], headline: str) -> Iterator[str]:
     if not suspects:
         reason = REASONS.get(finding.get("reason", ""), "too little is known")
         yield f"<p><strong>No suspect:</strong> {_text(reason)}</p>"
-    for suspect in suspects:
-        yield from _suspect(suspect)
+    for who, alike in folded(suspects):
+        yield from _suspects(who, alike)
     if finding["victims"]:
         count = len(finding["victims"])
         who = _text(ranks_text(finding["victims"]))
@@ -110,20 +110,21 @@ def _finding_facts(finding: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "unknown", f"{ranks_text(finding['unknown_ranks'])}: no dump"
 
 
-def _suspect(suspect: Mapping[str, Any]) -> Iterator[str]:
-    where = f" on {_text(suspect['node'])}" if suspect["node"] else ""
-    reason = REASONS.get(suspect["reason"], suspect["reason"])
-    yield f'<div class="suspect"><strong>Rank {_text(suspect["rank"])}</strong>{where}: '
-    yield f"{_text(reason)} <span class='soft'>({_text(suspect['confidence'])} confidence)</span>"
-    if suspect.get("doing"):
-        yield f"<p>{_text(suspect['doing'])}</p>"
-    if suspect["evidence"]:
-        yield f"<p>{_text(suspect['evidence'])}</p>"
-    if suspect["stack"]:
-        yield _stack(suspect["stack"])
-    for worker in suspect.get("workers", ()):
-        name = f"{worker.get('name', 'process')} {worker.get('pid', '')}"
-        yield f"<p class='soft'>{_text(name)}</p>{_stack(worker.get('stack', ()))}"
+def _suspects(who: str, alike: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    first = next(iter(alike.values()))
+    reason = REASONS.get(first["reason"], first["reason"])
+    yield f'<div class="suspect"><strong>{_text(who.capitalize())}</strong>: '
+    yield f"{_text(reason)} <span class='soft'>({_text(first['confidence'])} confidence)</span>"
+    for of, suspect in alike.items():
+        if suspect.get("doing"):
+            yield f"<p>{_text(suspect['doing'])}</p>"
+        if of or suspect["evidence"]:
+            yield f"<p>{_text(of + suspect['evidence'])}</p>"
+        if suspect["stack"]:
+            yield _stack(suspect["stack"])
+        for worker in suspect.get("workers", ()):
+            name = f"{worker.get('name', 'process')} {worker.get('pid', '')}"
+            yield f"<p class='soft'>{_text(name)}</p>{_stack(worker.get('stack', ()))}"
     yield "</div>"
 
 

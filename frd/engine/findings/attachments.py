@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from frd.engine.findings import text
+from frd.engine.findings import builder, text
 from frd.model import Activity, Finding, Reason, Suspect, WaitsFor, Witness, WorkerStack
 
 T = TypeVar("T", Activity, WorkerStack)
@@ -76,7 +76,7 @@ class Attachments:
         """The finding with these suspects, and with everything that was attached."""
         return replace(
             finding,
-            suspects=tuple(self._with_activity(suspect) for suspect in suspects),
+            suspects=builder.listed(map(self._with_activity, suspects)),
             witness=self._witness(finding),
             disagreement=self._with_lines(finding),
             dump=self.dump,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from frd.engine.clocks.uncertain_time import UncertainTime, ties
+from frd.engine.clocks.uncertain_time import FOREVER, UncertainTime, ties
 from frd.engine.findings import text
 from frd.engine.findings.claim import NEVER, Claim, severity_of
 from frd.engine.state.snapshot import Snapshot
@@ -53,7 +53,7 @@ def finding_of(
         collective=replace(ref, waited_s=max(0.0, ref.waited_s)) if ref is not None else None,
         reason=claim.reason,
         groups_held_up=claim.groups_held_up,
-        suspects=begun_by(claim.suspects, now),
+        suspects=listed(begun_by(claim.suspects, now)),
         victims=claim.victims,
         unknown=claim.unknown,
         disagreement=claim.disagreement,
@@ -138,6 +138,11 @@ def node_of(snapshot: Snapshot, rank: int) -> str:
 def surest(suspects: Iterable[Suspect]) -> int:
     """The highest confidence of any suspect, as an index of `CONFIDENCES`; -1 for no suspects."""
     return max((CONFIDENCES.index(s.confidence) for s in suspects), default=-1)
+
+
+def listed(suspects: Iterable[Suspect]) -> tuple[Suspect, ...]:
+    """The surest first, of equally sure ones the first."""
+    return tuple(sorted(suspects, key=lambda s: (-surest([s]), s.onset_at or FOREVER)))
 
 
 def refined(old: Sequence[Suspect], new: Sequence[Suspect]) -> tuple[Suspect, ...]:

@@ -16,7 +16,7 @@ from frd.model import Signature
 
 _MOST: Final = 3
 """Odd classes that one sentence mentions."""
-_MOST_CHARS: Final = 600
+MOST_CHARS: Final = 600
 WRONG_RESULT: Final = "it completed, so its result is wrong"
 GLOO: Final = "Gloo records reduce_scatter as all_reduce"
 _DTYPES: Final = {
@@ -65,7 +65,7 @@ def of_pair(src: int, dst: int, sent: Signature, received: Signature) -> str:
     """``rank 1 receives [[3]] where rank 0 sends [[1]]``"""
     differ = signature_rules.differing((sent, received))
     sends, receives = (_values(one, differ) for one in (sent, received))
-    return text.clean(f"rank {dst} receives {receives} where rank {src} sends {sends}", _MOST_CHARS)
+    return text.clean(f"rank {dst} receives {receives} where rank {src} sends {sends}", MOST_CHARS)
 
 
 def of_class(
@@ -115,7 +115,7 @@ def _is(ranks: Sequence[int]) -> str:
 def _with_result(snapshot: Snapshot, mismatch: Mismatch, sentence: str) -> str:
     """The sentence and, where all members completed the collective and went on to a later one, so
     that no error stopped them, what that means."""
-    sentence = text.clean(sentence, _MOST_CHARS)
+    sentence = text.clean(sentence, MOST_CHARS)
     pairs = snapshot.pairs.of(mismatch.group)
     done = (pairs.completed >= mismatch.seq) & (pairs.joined > mismatch.seq)
     return f"{sentence}; {WRONG_RESULT}" if len(done) and done.all() else sentence

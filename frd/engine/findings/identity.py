@@ -9,7 +9,8 @@ rank. Pairing is stable from look to look:
    for good stays as it is.
 3. A claim that is left over, although a finding matches it, is a part of an incident that was seen
    as a whole: late telemetry, or an agent that went away, hides what connects the parts. Such a
-   claim is news only if its cause is at least as sure as the cause of the whole.
+   claim is news only if its cause is at least as sure as the cause of the whole, and surer if the
+   whole names the same ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from frd.engine.findings import builder
+from frd.engine.findings.builder import surest
 from frd.engine.findings.claim import Claim, Lifetime
 from frd.engine.findings.open_finding import OpenFinding
 from frd.model import Kind
@@ -34,12 +35,12 @@ class Pairing:
 
     @property
     def is_news(self) -> bool:
-        """The claim names ranks at least as surely as the findings of which it is a part, or
-        says that no rank is the cause."""
+        """The claim names ranks at least as surely as the findings of which it is a part, more
+        surely if these name the same ranks, or says that no rank is the cause."""
         if not self.parts_of or self.claim.reason is not None:
             return True
-        known = max(builder.surest(tracked.suspects) for tracked in self.parts_of)
-        return bool(self.claim.suspects) and builder.surest(self.claim.suspects) >= known
+        known = max(surest(a.suspects) + (self.claim.named <= a.named) for a in self.parts_of)
+        return bool(self.claim.suspects) and surest(self.claim.suspects) >= known
 
 
 def paired(

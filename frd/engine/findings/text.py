@@ -155,17 +155,17 @@ def _waited(ref: CollectiveRef, timed: bool) -> str:
 
 def _who(suspects: Sequence[Suspect]) -> str:
     """The suspects; of a few of them, what each is doing, or where, or what is wrong with it."""
-    if len(suspects) > _NAMED_ONE_BY_ONE:
-        return ranks([s.rank for s in suspects])
     if len(suspects) == 1 and suspects[0].doing:
         return f"rank {suspects[0].rank}, {_clause(suspects[0])}"
-    remarks = [_remark(suspect) for suspect in suspects]
-    if len(set(remarks)) == 1:
-        remark = f" ({remarks[0]})" if remarks[0] else ""
-        return ranks([s.rank for s in suspects]) + remark
+    are_few = len(suspects) <= _NAMED_ONE_BY_ONE
+    alike: dict[tuple[bool, str], list[int]] = {}
+    for one in suspects:
+        is_less_sure = one.confidence is not suspects[0].confidence
+        remark = f" ({_remark(one)})" if are_few and _remark(one) else ""
+        alike.setdefault((is_less_sure, remark), []).append(one.rank)
     return ", ".join(
-        f"rank {s.rank}" + (f" ({remark})" if remark else "")
-        for s, remark in zip(suspects, remarks, strict=True)
+        f"{'perhaps ' * is_less_sure}{ranks(of)}{remark}"
+        for (is_less_sure, remark), of in alike.items()
     )
 
 

@@ -7,7 +7,7 @@ function names its premises, and `docs/how-it-decides.md` lists them all.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -16,9 +16,9 @@ from frd.engine.clocks.uncertain_time import UncertainTime
 from frd.engine.findings import builder, disagreements, text
 from frd.engine.hangs.facts import Fact
 from frd.engine.hangs.ops_in_flight import Instance, Op
-from frd.engine.hangs.root_causes import Root
+from frd.engine.hangs.root_causes import Root, hub
 from frd.engine.hangs.unequal_pairs import UnequalPair
-from frd.engine.hangs.wait_graph import Ending, Graph, Member, UnknownRank, Wait
+from frd.engine.hangs.wait_graph import Ending, Graph, Member, Node, UnknownRank, Wait
 from frd.engine.losses.exits import Manner, how_it_ended, manner_of
 from frd.engine.matching import signature_rules
 from frd.engine.state.snapshot import Mismatch
@@ -172,7 +172,8 @@ def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Dated:
             premise = any(word in detail.lower() for word in _STOPPED) or None
         case _:
             words = [f"process exited{at}", detail]
-            premise = manner_of(how_it_ended(snapshot, row), rank) is not Manner.REACTED
+            manner = manner_of(how_it_ended(snapshot, row), rank)
+            premise = {Manner.REACTED: False, Manner.ABORTED: None}.get(manner, True)
     words.append(_last_joined(graph, rank, held_up, fresh=False))
     onset = _onset(graph, held_up)
     began = snapshot.moment(rank, since) if since > 0 else onset
@@ -228,36 +229,50 @@ def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Dated
 
 def _circle(graph: Graph, root: Root) -> list[Dated]:
     """Each rank with its own order: the op it is in, and the ops in which others wait for it. Ranks
-    that do what most ranks do are less likely to be wrong, and so are ranks in no op."""
-    waits = sorted(
-        (n for n in root.nodes if isinstance(n, Wait)), key=lambda w: (w.instance, w.rank)
-    )
-    heads = _heads(graph, root)
-    unrecorded_waits = _unrecorded(graph, root)
-    counts = Counter(head.instance for head in heads.values()).most_common(1)
-    members = len(heads) + len(unrecorded_waits)
-    usual = next((most for most, count in counts if 2 * count > members), None)
-    is_batch = any(isinstance(to, Wait) for wait in waits for to in graph.edges[wait])
+    that may as well be right are less certain, and so are ranks in no op."""
+    wrong, is_shown = _wrong(graph, root)
+    held_up: dict[Node, dict[Instance, Wait]] = {}
+    waits = (node for node in root.nodes if isinstance(node, Wait))
+    for wait in sorted(waits, key=lambda wait: (wait.instance, wait.rank)):
+        for member in graph.edges[wait]:
+            held_up.setdefault(member, {})[wait.instance] = wait
     suspects = []
-    for rank, head in sorted(heads.items()):
+    for rank, head in sorted(_heads(graph, root).items()):
         mine = {op.instance for op in graph.waits.ops(rank)}
-        held_up = [wait.instance for wait in waits if Member(rank) in graph.edges[wait]]
-        others = [instance for instance in held_up if instance != head.instance]
-        after = [_describe(graph, instance) for instance in others if instance in mine]
-        never = [_describe(graph, instance) for instance in others if instance not in mine]
-        words = [f"is in {_describe(graph, head.instance)}"]
-        if after:
-            words.append(f"which it entered before {' and '.join(after)}")
-        if never:
-            words.append(f"and has not joined {' and '.join(never)}")
-        began = graph.snapshot.moment(rank, head.since)
-        premise = (head.instance != usual and not is_batch) or None  # either batch may be wrong
-        suspects.append(_named(graph, rank, Reason.ORDER, began, (premise,), ", ".join(words)))
-    for rank, wait in unrecorded_waits.items():
-        began = graph.snapshot.moment(rank, AlignedNs(wait.since_ns))
-        words = [unrecorded.described(wait)]
-        suspects.append(_named(graph, rank, Reason.ORDER, began, (None,), *words))
+        left = {True: ["which it entered before"], False: ["and has not joined"]}
+        for at, wait in held_up.get(Member(rank), {}).items():
+            op = _describe(graph, at)
+            if rank in wrong and is_shown:
+                who = [one for one in graph.came_and_missing(wait)[0] if one != rank]
+                op += f", where {text.ranks(who)} {'waits' if len(who) == 1 else 'wait'}"
+            if at != head.instance:
+                left[at in mine].append(op)
+        evidence = [f"is in {_describe(graph, head.instance)}"]
+        evidence += [f"{way} {' and '.join(ops)}" for way, *ops in left.values() if ops]
+        began, premise = graph.snapshot.moment(rank, head.since), rank in wrong or None
+        suspects.append(_named(graph, rank, Reason.ORDER, began, (premise,), ", ".join(evidence)))
+    for rank, one in _unrecorded(graph, root).items():
+        when = graph.snapshot.moment(rank, AlignedNs(one.since_ns))
+        suspects.append(_named(graph, rank, Reason.ORDER, when, (None,), unrecorded.described(one)))
     return suspects
+
+
+def _wrong(graph: Graph, root: Root) -> tuple[Collection[int], bool]:
+    """Ranks of a circle in another op than most; without a majority the rank through which all
+    circles lead, and whether recorders show all of their waits. None if calls of sends and receives
+    wait for each other: either may be wrong."""
+    heads = _heads(graph, root)
+    counts = Counter(head.instance for head in heads.values()).most_common(1)
+    members = len(heads) + len(_unrecorded(graph, root))
+    usual = next((most for most, count in counts if 2 * count > members), None)
+    wrong = {rank for rank, head in heads.items() if head.instance != usual}
+    if usual is None:
+        wrong = {rank for rank in wrong if not heads[rank].instance.is_p2p}
+        wrong = wrong and wrong & {hub(graph, root)}
+    calls = (to for n in root.nodes if isinstance(n, Wait) for to in graph.edges[n])
+    if any(isinstance(to, Wait) for to in calls):
+        wrong = set()
+    return wrong, bool(wrong) and usual is None and len(heads) == members
 
 
 def _unrecorded(graph: Graph, root: Root) -> dict[int, UnrecordedWait]:
@@ -310,6 +325,10 @@ def disagree(graph: Graph, root: Root) -> str:
         return disagreements.of_roots(done, inside) if is_rooted else ""
     if root.ending is not Ending.ORDER:
         return ""
+    wrong, is_shown = _wrong(graph, root)
+    if is_shown:
+        first = next(suspect for suspect, _ in _circle(graph, root) if suspect.rank in wrong)
+        return text.clean(f"rank {first.rank} {first.evidence}", disagreements.MOST_CHARS)
     members: dict[Instance, list[int]] = {}
     for rank, head in _heads(graph, root).items():
         members.setdefault(head.instance, []).append(rank)

@@ -81,7 +81,6 @@ def _labels_of(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[str, ...]:
 def surest_of(
     suspects: Sequence[Suspect], onsets: Mapping[int, UncertainTime], most: int
 ) -> tuple[Suspect, ...]:
-    """The surest suspects, in the same order, with their onsets."""
-    sure = sorted(suspects, key=lambda suspect: -builder.surest([suspect]))[:most]
-    listed = [suspect for suspect in suspects if suspect in sure]
-    return builder.timed(listed, [onsets[suspect.rank] for suspect in listed])
+    """The surest suspects with their onsets."""
+    began = [onsets[suspect.rank] for suspect in suspects]
+    return builder.listed(builder.timed(suspects, began))[:most]

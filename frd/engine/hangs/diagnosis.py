@@ -132,7 +132,7 @@ def _judge(
     suspects = [suspect for suspect, _ in dated]
     onsets = {suspect.rank: began for suspect, began in dated}
     unknown = {n.rank for n in incident.nodes if isinstance(n, UnknownRank)} - onsets.keys()
-    passed = (_attendance(graph, node)[0] for node in incident.nodes if isinstance(node, Wait))
+    passed = (graph.came_and_missing(node)[0] for node in incident.nodes if isinstance(node, Wait))
     waiting = {n.rank for n in incident.nodes if isinstance(n, Member)} & {*graph.facts.unrecorded}
     cleared = waiting - onsets.keys()
     victims = starting.union(cleared, *passed) - onsets.keys() - unknown
@@ -160,7 +160,7 @@ def _collective(graph: Graph, wait: Wait) -> CollectiveRef:
     group, seq, *_ = wait.instance
     mismatch = graph.mismatches.get(wait.instance)
     op = op_of(graph, wait.instance) if mismatch is None else mismatch.classes[0][0].op
-    waiting, missing = _attendance(graph, wait)
+    waiting, missing = graph.came_and_missing(wait)
     return builder.collective_ref(graph.snapshot.groups[group], seq, op, waiting, missing)
 
 
@@ -217,17 +217,6 @@ def _suspects(
     for dated in sorted(found, key=lambda dated: (dated[1].at, dated[0].rank)):
         by_rank.setdefault(dated[0].rank, dated)
     return list(by_rank.values())
-
-
-def _attendance(graph: Graph, wait: Wait) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ranks that wait in it and the ranks that are missing, sorted."""
-    if wait.instance.is_p2p:
-        peer = wait.instance.peer_of(wait.rank)
-        came = graph.waits.op(wait.rank, wait.instance).is_matched
-        return (wait.rank,), () if came else (peer,)
-    attendance = graph.waits.attendance(wait.instance)
-    inside = np.sort(np.concatenate([attendance.inside, attendance.behind]))
-    return tuple(inside.tolist()), tuple(attendance.absent.tolist())
 
 
 def _about(

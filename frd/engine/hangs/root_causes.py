@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from frd.engine.graph import components
 from frd.engine.hangs.wait_graph import Ending, Graph, Member, Node, UnknownRank, Wait
@@ -67,6 +68,26 @@ def incidents(graph: Graph, starts: Collection[Wait]) -> list[Incident]:
         Incident(tuple(roots[at] for at in sorted(ends)), tuple(some), _reach(graph, some))
         for some, ends in grouped.values()
     ]
+
+
+def hub(graph: Graph, root: Root) -> int:
+    """The only rank through which all circles of a root lead: no circle is left without it. -1 if
+    no rank is so, or several are, as in a single circle."""
+    found = (rank for rank in _circle(graph, root) if not _circle(graph, root, but=rank))
+    first, *others = [*islice(found, 2)] or [-1]
+    return -1 if others else first
+
+
+def _circle(graph: Graph, root: Root, but: int | None = None) -> set[int]:
+    """The ranks of some circle of a root, without one rank; empty if there is none."""
+    inside = {node for node in root.nodes if node.rank != but}
+    edges = {node: [to for to in graph.edges[node] if to in inside] for node in inside}
+    part = next((part for part in components(edges) if len(part) > 1), [])
+    node, inside, path = next(iter(part), None), set(part), dict[Node, int]()
+    while node is not None and node not in path:
+        path[node] = len(path)
+        node = next(to for to in edges[node] if to in inside)
+    return {one.rank for one, at in path.items() if node and at >= path[node]} - {-1}
 
 
 def _ending(graph: Graph, sink: Sequence[Node]) -> Ending:

@@ -383,6 +383,16 @@ class Graph:
             self._came[wait] = sorted(map(int, came)), len(came) + len(absent)
         return self._came[wait]
 
+    def came_and_missing(self, wait: Wait) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ranks that wait in it and the ranks that are missing, sorted."""
+        if wait.instance.is_p2p:
+            peer = wait.instance.peer_of(wait.rank)
+            came = self.waits.op(wait.rank, wait.instance).is_matched
+            return (wait.rank,), () if came else (peer,)
+        attendance = self.waits.attendance(wait.instance)
+        inside = np.sort(np.concatenate([attendance.inside, attendance.behind]))
+        return tuple(inside.tolist()), tuple(attendance.absent.tolist())
+
     # -- since when ----------------------------------------------------------------------------
 
     def onset(self, wait: Wait) -> UncertainTime:

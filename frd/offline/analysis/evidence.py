@@ -59,7 +59,7 @@ def finding_of(
     finding = replace(
         opened,
         severity=None,
-        suspects=_with_onsets(suspects, diagnosis, clocks),
+        suspects=builder.listed(_with_onsets(suspects, diagnosis, clocks)),
         witness=_witness(rows, of, seq, opened),
     )
     return replace(finding, summary=text.summarize(finding, timed=False))

@@ -18,7 +18,7 @@ from typing import Any, Final, assert_never
 
 from frd.address import finding_page
 from frd.config import NotifyEvent, NotifyTarget
-from frd.forms import finding_json
+from frd.forms import finding_json, folded
 from frd.model import Change, Finding, FindingEvent, Kind, Severity
 
 VERSION: Final = 1
@@ -171,10 +171,10 @@ def _slack(notice: Notice, links: Mapping[str, str]) -> str:
     }
     headline = f"{news[notice.event]}: {finding.kind.value} in job {finding.job}"
     lines = [f"*{headline}*", finding.summary]
-    for suspect in finding.suspects[:_MAX_SUSPECTS]:
-        where = f"rank {suspect.rank} on {suspect.node}"
-        why = f"{suspect.reason.value}, confidence {suspect.confidence.value}"
-        lines.append(f"• {where} ({why}): {suspect.evidence}")
+    for who, alike in folded(finding_json(finding)["suspects"][:_MAX_SUSPECTS]):
+        first, *_ = alike.values()
+        said = "; ".join(f"{of}{suspect['evidence']}" for of, suspect in alike.items())
+        lines.append(f"• {who} ({first['reason']}, confidence {first['confidence']}): {said}")
     if len(finding.suspects) > _MAX_SUSPECTS:
         lines.append(f"• and {len(finding.suspects) - _MAX_SUSPECTS} more")
     if finding.ended_by:

@@ -173,7 +173,8 @@ def _add_findings(values: Values, state: ServiceState, jobs: Iterable[str]) -> N
         is_critical = finding.severity is Severity.CRITICAL
         values["frd_finding_opened_timestamp_seconds"][*key, finding.id] = finding.opened_at / 1e9
         values["frd_finding_critical"][*key, finding.id] = is_critical
-        for suspect in finding.suspects[:MAX_SUSPECTS]:
+        sure = [s for s in finding.suspects if s.confidence is finding.suspects[0].confidence]
+        for suspect in sure[:MAX_SUSPECTS]:
             waits_for = suspect.waits_for.kind.value if suspect.waits_for is not None else ""
             of_suspect = str(suspect.rank), label(suspect.node), suspect.reason.value, waits_for
             values["frd_suspect"][*key, finding.id, *of_suspect] = 1

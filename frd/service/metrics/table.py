@@ -104,8 +104,8 @@ METRICS: Final[dict[str, Spec]] = {
     "frd_findings_total": _counter(("job", "kind"), "Findings opened since the service started."),
     "frd_suspect": _gauge(
         ("job", "kind", "finding", "rank", "node", "reason", "waits_for"),
-        f"1 for each first cause named by an open finding, at most {MAX_SUSPECTS} a finding, "
-        "with the kind of thing that it waits for, as far as it is known.",
+        "1 for each first cause that an open finding names with the highest confidence, at most "
+        f"{MAX_SUSPECTS} a finding, with the kind of thing that it waits for, if that is known.",
     ),
     "frd_finding_opened_timestamp_seconds": _gauge(
         ("job", "kind", "finding"), "When each open finding was opened, Unix time."

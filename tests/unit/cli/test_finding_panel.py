@@ -187,3 +187,19 @@ def test_a_call_without_a_record_has_no_group() -> None:
     call = {**STALL["collective"], "group": "", "group_id": "", "seq": -1, "op": "new_group"}
     text = drawn({**STALL, "collective": call, "groups_held_up": []})
     assert "new_group, 4 ranks, 12.4 s" in text
+
+
+def test_suspects_that_are_equally_likely_are_folded() -> None:
+    """Ranks 0 and 1 of a circle: their reason and confidence once, and the evidence of each."""
+    order = {**STALL["suspects"][0], "reason": "order", "confidence": "medium", "stack": []}
+    suspects = [
+        {**order, "rank": 0, "evidence": "is in all_reduce #1 on a"},
+        {**order, "rank": 1, "evidence": "is in all_reduce #1 on b"},
+    ]
+    text = drawn({**STALL, "suspects": suspects})
+    assert "ranks 0-1: entered its groups in another order (order), medium confidence" in text
+    assert text.count("medium confidence") == 1
+    assert "rank 0 on node7: is in all_reduce #1 on a" in text
+    assert "rank 1 on node7: is in all_reduce #1 on b" in text
+    sure = [{**one, "confidence": "high"} for one in suspects]
+    assert drawn({**STALL, "suspects": sure}).count("high confidence") == 2

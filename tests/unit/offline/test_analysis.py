@@ -298,7 +298,7 @@ def test_a_stack_shows_that_the_many_are_late_and_not_the_one() -> None:
     (finding,) = analyze(folder.trace()).findings
     high = [s.rank for s in finding.suspects if s.confidence is Confidence.HIGH]
     assert (high, len(finding.suspects)) == ([3], 7)
-    assert "only rank 0 of 8 is in it, perhaps by a call" in finding.suspects[0].evidence
+    assert "only rank 0 of 8 is in it, perhaps by a call" in finding.suspects[1].evidence
 
 
 def test_waiting_times_count_to_the_latest_known_time() -> None:

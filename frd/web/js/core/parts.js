@@ -75,13 +75,30 @@ export const FindingLink = ({ finding }) =>
 /** Why it is closed; of one that was closed by hand, also whether its trouble goes on. */
 export const closeText = (finding) => `${text(finding.close_reason)}${finding.goes_on === true ? ", goes on" : ""}`;
 
+/** Suspects of a finding; those that are equally likely for one reason, without high confidence, together.
+ * @returns {Record<string, any>[][]} */
+export function folded(suspects) {
+  const found = [];
+  for (const one of list(suspects).map(record)) {
+    const last = found.at(-1);
+    const isAlike = last && one.confidence !== "high" && ["confidence", "reason"].every((key) => one[key] === last[0][key]);
+    if (isAlike) last.push(one);
+    else found.push([one]);
+  }
+  return found;
+}
+
+/** `rank 2`, `ranks 0-1`. */
+export const named = (alike) =>
+  alike.length === 1 ? `rank ${text(alike[0].rank)}` : `ranks ${rangesText(ranges(alike.map((one) => one.rank)))}`;
+
 /** `rank 2 on gpu-17: cpu_stuck (high)`, then what it does or waits for, in the words of the API, if that is not in `said`. */
-export function SuspectLine({ suspect, said = "" }) {
-  const one = record(suspect);
+export function SuspectLine({ alike, said = "" }) {
+  const [one] = alike;
   const known = text(record(one.waits_for).text) || text(one.doing) || text(one.inside) || text(list(one.stack)[0]);
-  const does = said.includes(known) ? "" : known; // the summary often ends with it
+  const does = said.includes(known) || alike.length > 1 ? "" : known; // the summary often ends with it
   return html`<div class="suspect-line">
-    <strong>rank ${text(one.rank)}</strong>${one.node ? ` on ${text(one.node)}` : ""}: ${text(one.reason)}
+    <strong>${named(alike)}</strong>${one.node && alike.length === 1 ? ` on ${text(one.node)}` : ""}: ${text(one.reason)}
     ${one.confidence ? ` (${text(one.confidence)})` : ""}${does ? html`<span class="does">${does}</span>` : ""}
   </div>`;
 }

@@ -3,7 +3,7 @@
  */
 import { html } from "../../vendor/standalone.module.js";
 import { count, duration, lines, list, number, record, text } from "../core/format.js";
-import { Age, Facts, Time } from "../core/parts.js";
+import { Age, Facts, Time, folded, named } from "../core/parts.js";
 
 export function Suspects({ finding }) {
   const suspects = list(finding.suspects);
@@ -12,7 +12,9 @@ export function Suspects({ finding }) {
   }
   const open = suspects.length <= 4;
   return html`<div class="cards">
-    ${suspects.map((one, i) => html`<${Card} key=${`${record(one).rank}-${i}`} suspect=${record(one)} open=${open || i < 2} ended=${finding.state !== "open"} />`)}
+    ${folded(suspects).map((alike, i) => html`
+      ${alike.length > 1 ? html`<p><strong>${named(alike)}</strong> are equally suspect.</p>` : ""}
+      ${alike.map((one) => html`<${Card} key=${`${one.rank}-${i}`} suspect=${one} open=${open || i < 2} ended=${finding.state !== "open"} />`)}`)}
   </div>`;
 }
 

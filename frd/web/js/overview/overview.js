@@ -7,7 +7,7 @@ import { html, useEffect, useState } from "../../vendor/standalone.module.js";
 import { Health } from "./health.js";
 import { age, count, figure, list, record, text } from "../core/format.js";
 import { useTitle } from "../core/frame.js";
-import { Age, Boundary, Counts, FindingLink, JobLink, Pace, closeText, Ranks, SuspectLine, Table, Tag } from "../core/parts.js";
+import { Age, Boundary, Counts, FindingLink, JobLink, Pace, Ranks, SuspectLine, Table, Tag, closeText, folded } from "../core/parts.js";
 import { useStore } from "../core/store.js";
 
 export function Overview() {
@@ -98,13 +98,13 @@ const VICTIMS = { stall: "Only wait", order: "Only wait", mismatch: "Only wait",
 
 /** The first causes of a finding and the ranks that it affects, each in one line. */
 function Blame({ finding }) {
-  const suspects = list(finding.suspects);
+  const suspects = folded(finding.suspects);
   const affected = Object.hasOwn(VICTIMS, text(finding.kind)) ? VICTIMS[finding.kind] : "";
   const victims = affected ? list(finding.victims) : [];
   return html`<div class="blame">
     ${suspects.length
-      ? html`<span class="muted">First cause</span><div>${suspects.slice(0, 3).map((one, i) => html`<${SuspectLine} key=${i} suspect=${one} said=${text(finding.summary)} />`)}
-          ${suspects.length > 3 ? html`<div>and ${count(suspects.length - 3, "more suspect")}</div>` : ""}</div>`
+      ? html`<span class="muted">First cause</span><div>${suspects.slice(0, 3).map((alike, i) => html`<${SuspectLine} key=${i} alike=${alike} said=${text(finding.summary)} />`)}
+          ${suspects.length > 3 ? html`<div>and ${count(suspects.slice(3).flat().length, "more suspect")}</div>` : ""}</div>`
       : ""}
     ${victims.length ? html`<span class="muted">${affected}</span><div><${Ranks} ranks=${victims} /></div>` : ""}
   </div>`;
@@ -132,7 +132,7 @@ export function Findings({ findings, none, closed = false, jobless = false }) {
   const head = [closed ? "Opened" : "Severity", "Kind", "Job", "Finding", closed ? "Lasted" : "Open for", "First cause"];
   const rows = findings.map((raw) => {
     const one = record(raw);
-    const suspects = list(one.suspects);
+    const suspects = folded(one.suspects);
     const row = [
       closed ? html`<${ShortTime} at=${one.opened_at} />` : html`<${Tag} value=${one.severity} />`,
       text(one.kind),
@@ -140,8 +140,8 @@ export function Findings({ findings, none, closed = false, jobless = false }) {
       html`<${FindingLink} finding=${one} />${one.goes_on === true ? html`<div class="muted">${closeText(one)}</div>` : ""}`,
       html`<${Age} at=${one.opened_at} until=${one.goes_on === true ? null : (one.closed_at ?? null)} />`,
       suspects.length
-        ? html`${suspects.slice(0, 3).map((suspect, i) => html`<${SuspectLine} key=${i} suspect=${suspect} said=${text(one.summary)} />`)}
-            ${suspects.length > 3 ? html`<div class="muted">and ${count(suspects.length - 3, "more suspect")}</div>` : ""}`
+        ? html`${suspects.slice(0, 3).map((alike, i) => html`<${SuspectLine} key=${i} alike=${alike} said=${text(one.summary)} />`)}
+            ${suspects.length > 3 ? html`<div class="muted">and ${count(suspects.slice(3).flat().length, "more suspect")}</div>` : ""}`
         : html`<span class="muted">no suspect${one.reason ? `: ${text(one.reason)}` : ""}</span>`,
     ];
     return jobless ? row.filter((_, i) => i !== 2) : row;

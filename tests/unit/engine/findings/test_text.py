@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from frd.engine.findings.builder import listed
 from frd.engine.findings.text import clean, place, summarize
 from frd.model import (
     AlignedNs,
@@ -169,3 +170,25 @@ def test_a_group_of_unknown_members_may_wait_for_another_job() -> None:
         f"{WAITED} although all of its ranks of this job have joined: "
         "it may wait for members that are not of this job"
     )
+
+
+def test_suspects_that_are_equally_likely_are_folded() -> None:
+    """Rank 3 is certain; ranks 0 and 1, at one place, and 2, at another, are less so."""
+    maybe = [replace(stuck(rank, "a.py:1 in f"), confidence=Confidence.MEDIUM) for rank in (0, 1)]
+    finding = stall(stuck(3, "b.py:2 in g"), *maybe)
+    assert summarize(finding) == f"{WAITED} for rank 3 (b.py:2 g), perhaps ranks 0-1 (a.py:1 f)"
+
+
+def test_the_surest_suspects_come_first() -> None:
+    """Of equally sure ones the one that began first; onsets that are unknown are last."""
+    suspects = [
+        replace(stuck(rank), confidence=confidence, onset_at=onset)
+        for rank, confidence, onset in (
+            (0, Confidence.LOW, AlignedNs(1)),
+            (1, Confidence.MEDIUM, None),
+            (2, Confidence.MEDIUM, AlignedNs(9)),
+            (3, Confidence.HIGH, AlignedNs(20)),
+            (4, Confidence.HIGH, AlignedNs(10)),
+        )
+    ]
+    assert [one.rank for one in listed(suspects)] == [4, 3, 2, 1, 0]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from signal import SIGABRT, SIGKILL
+
 import pytest
 
-from frd.model import Confidence, Kind, RankState, Reason
-from tests.world.scene import Scene, named
+from frd.model import Confidence, ExitInfo, ExitKind, Kind, RankState, Reason
+from tests.world.scene import Scene, blamed, named
 
 
 @pytest.mark.parametrize(
@@ -51,13 +53,35 @@ def test_two_ranks_in_opposite_order_are_a_cycle() -> None:
             .flying(0, "pp", 1, send=True).flying(1, "pp", 0, send=True),
             id="each waits in a send for which the other has posted no receive",
         ),
+        pytest.param(
+            Scene(2).group("pp", [0, 1])
+            .flying(0, "pp", 1, send=False).flying(1, "pp", 0, send=False),
+            id="each waits in a receive for which the other has posted no send",
+        ),
+        pytest.param(
+            Scene(3).group("pp", range(3))
+            .flying(0, "pp", 1, send=True).flying(1, "pp", 2, send=True)
+            .flying(2, "pp", 0, send=True),
+            id="three ranks send round a ring, and none receives",
+        ),
+        pytest.param(
+            Scene(3).group("pp", range(3))
+            .flying(0, "pp", 1, send=True).flying(2, "pp", 1, send=True)
+            .flying(1, "pp", 0, send=True, batch=1).flying(1, "pp", 2, send=True, batch=1),
+            id="all stages of a pipeline send first: that the middle one has two peers is no fault",
+        ),
+        pytest.param(
+            Scene(4).group("a", range(4)).group("b", range(4))
+            .waits("a", 1, [0, 1]).waits("b", 1, [2, 3]),
+            id="two ranks against two",
+        ),
     ],
 )  # fmt: skip
 def test_all_ranks_are_in_a_circle(scene: Scene) -> None:
     """Each of them waits for another one."""
     diagnosis = scene.only()
     assert diagnosis.kind is Kind.ORDER
-    assert named(diagnosis) == dict.fromkeys(range(scene.world), Reason.ORDER)
+    assert blamed(diagnosis) == dict.fromkeys(range(scene.world), (Reason.ORDER, Confidence.MEDIUM))
     assert diagnosis.victims == ()
 
 
@@ -127,6 +151,44 @@ def test_the_rank_whose_order_differs_from_most_is_the_surest_suspect() -> None:
     }  # fmt: skip
 
 
+def test_a_rank_through_which_all_circles_lead_is_the_cause() -> None:
+    """0 is in a barrier of all; 1 and 2 wait for it in ops that it never joined. 3 only waits."""
+    scene = Scene(4).group("all", range(4), s1="barrier")
+    scene.group("b", [0, 1], s1="broadcast").group("c", [0, 2, 3])
+    diagnosis = scene.waits("all", 1, [0]).waits("b", 1, [1]).waits("c", 1, [2, 3]).only()
+    sure = [one for one in diagnosis.suspects if one.confidence is Confidence.HIGH]
+    assert [one.rank for one in sure] == [0]
+    assert diagnosis.disagreement == (
+        "rank 0 is in barrier #1 on all, and has not joined broadcast #1 on b, where rank 1 waits "
+        "and all_reduce #1 on c, where ranks 2-3 wait"
+    )
+
+
+def test_a_rank_that_entered_two_ops_too_late_is_the_cause() -> None:
+    """0 enqueued the op of all before those of two pairs, whose other ranks did not."""
+    scene = Scene(3).group("all", range(3)).group("b", [0, 1]).group("c", [0, 2])
+    scene.waits("all", 1, [0], 12).waits("b", 1, [0], 11).waits("c", 1, [0], 11)
+    diagnosis = scene.waits("b", 1, [1]).waits("c", 1, [2]).only()
+    assert blamed(diagnosis)[0] == (Reason.ORDER, Confidence.HIGH)
+    assert diagnosis.disagreement == (
+        "rank 0 is in all_reduce #1 on all, which it entered before all_reduce #1 on b, where "
+        "rank 1 waits and all_reduce #1 on c, where rank 2 waits"
+    )
+
+
+def test_receives_that_one_rank_left_out() -> None:
+    """1 and 2 send to 0, which is in a collective of all and has posted no receive."""
+    scene = Scene(3).group("all", range(3)).group("pp", range(3)).waits("all", 1, [0])
+    scene.flying(1, "pp", 0, send=True).flying(2, "pp", 0, send=True)
+    diagnosis = scene.only()
+    sure = [one.rank for one in diagnosis.suspects if one.confidence is Confidence.HIGH]
+    assert sure == [0]
+    assert diagnosis.disagreement.endswith(
+        "and has not joined send 1->0 on pp, where rank 1 waits and send 2->0 on pp, where rank 2 "
+        "waits"
+    )
+
+
 def test_a_circle_is_not_called_while_a_younger_wait_may_explain_it() -> None:
     """As before, but 0 has a younger op in flight, to which the unknown rank may not have come."""
     scene = Scene(4).group("tp", range(3)).group("dp", range(3)).group("cp", [0, 3])
@@ -178,3 +240,13 @@ def test_a_receive_from_any_source_matches_a_send() -> None:
     scene = Scene(2).group("pp", [0, 1])
     scene.flying(0, "pp", 1, send=True).flying(1, "pp", -1, send=False)
     assert all(diagnosis.suspects == () for diagnosis in scene.find())
+
+
+def test_a_rank_that_its_library_aborted_is_not_certain() -> None:
+    """Rank 1 was killed by SIGABRT in the middle of the job; the others wait for it."""
+    scene = Scene(3).group("dp", range(3)).waits("dp", 7, [0, 2]).passed("dp", 6, [1])
+    how = ExitInfo(ExitKind.SIGNAL, signal=SIGABRT)
+    scene.rank(1, state=RankState.EXITED, state_age=12.5, as_of_age=12.6, exit=how)
+    assert blamed(scene.only()) == {1: (Reason.EXITED, Confidence.MEDIUM)}
+    scene.rank(1, exit=ExitInfo(ExitKind.SIGNAL, signal=SIGKILL))
+    assert blamed(scene.only()) == {1: (Reason.EXITED, Confidence.HIGH)}

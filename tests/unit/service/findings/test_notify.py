@@ -16,7 +16,7 @@ from frd import config
 from frd.config import NotifyTarget
 from frd.engine.policy import Policy
 from frd.errors import ConfigError
-from frd.model import Change, FindingEvent, Severity
+from frd.model import Change, Confidence, FindingEvent, Severity
 from frd.service.findings import notifier as notifier_module
 from frd.service.findings.notices import Choice, News
 from frd.service.findings.notifier import Notifier
@@ -123,6 +123,26 @@ def test_a_chat_gets_text_with_suspects_and_a_command(tmp_path: Path, receiver: 
     ]
     assert "<!channel>" not in texts[1]
     assert "&lt;!channel&gt;" in texts[1]
+
+
+def test_a_chat_gets_equally_likely_suspects_in_one_line(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    """Ranks 0 and 1 of a circle, and what each of them left out; JSON has both."""
+    scene = Scene(tmp_path, NotifyTarget(url=receiver.url, format="slack", on=("opened",)))
+    scene.hang()
+    (event,) = scene.published
+    suspects = tuple(
+        replace(event.finding.suspects[0], rank=rank, confidence=Confidence.MEDIUM, evidence=words)
+        for rank, words in enumerate(("is in a", "is in b"))
+    )
+    scene.send([replace(event, finding=replace(event.finding, id="f2", suspects=suspects))])
+    until(lambda: len(receiver.received) == 2, "two messages")
+    scene.close()
+    lines = receiver.received[1]["text"].splitlines()
+    (line,) = (line for line in lines if line.startswith("• "))
+    assert line.startswith("• ranks 0-1 (cpu_stuck, confidence medium): rank 0")
+    assert "is in a; rank 1" in line
 
 
 @pytest.mark.parametrize("form", ["json", "slack"])

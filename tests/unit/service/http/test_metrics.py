@@ -18,6 +18,7 @@ from frd.model import (
     AlignedNs,
     AttemptKey,
     Certainty,
+    Confidence,
     ExitInfo,
     ExitKind,
     Failure,
@@ -307,6 +308,20 @@ def test_series_are_bounded() -> None:
     assert per_name["frd_suspect"] == 3 * MAX_SUSPECTS
     assert value(got, "frd_stall_seconds", job="train", group=OTHER) == 1999
     assert value(got, "frd_collective_skew_seconds_sum", job="train", op=OTHER) == 218
+
+
+def test_alerts_carry_the_surest_suspects_of_a_finding() -> None:
+    """Of three suspects of one finding two have high confidence; another finding has medium ones
+    only, which count."""
+    sure, others = stall(1, suspects=3), stall(2, suspects=2)
+    medium = [dataclasses.replace(s, confidence=Confidence.MEDIUM) for s in sure.suspects]
+    sure = dataclasses.replace(sure, suspects=(*sure.suspects[:2], medium[2]))
+    others = dataclasses.replace(others, suspects=tuple(medium[:2]))
+    got = scraped(service_state(job_view(), findings=[sure, others]))
+    series = [dict(labels) for name, labels in got if name == "frd_suspect"]
+    assert sorted((one["finding"], one["rank"]) for one in series) == [
+        (sure.id, "0"), (sure.id, "1"), (others.id, "0"), (others.id, "1")
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ['a"b\\c\nd', "\ud800", "", "\U0001f525", "x" * 200 + "\udc80"])
