@@ -36,7 +36,7 @@ class Sampler:
         self._node = node
         self._gpus = gpus
         self._driver = driver
-        self._allocators = Allocators(node_time.until)
+        self._allocators = Allocators(node_time.one_to_raw)
         self._ranks: frozenset[tuple[int, int]] = frozenset()
         self._last_ns = 0
         self._began_ns = raw_now()

@@ -41,6 +41,7 @@ class Leaks:
             elif len(news):
                 incident = self._name_ranks(incident, on_host, news)
             if incident is not None:
+                incident.drop_forecasts(lambda row: bool(self._series.leak_seen[row] < 0))
                 found.append(incident)
         self._known = {incident.on_host: incident for incident in found if not incident.over}
         return found
@@ -52,7 +53,7 @@ class Leaks:
         """Judge the series that have a new floor, and return them."""
         series, policy = self._series, self._series.policy
         row = series.trend.take_news()
-        row = row[series.watched[row]]
+        row = row[series.watched[row] & ~series.is_others(row)]
         if not len(row):
             return row
         rate, leaks = series.trend.measure(row)
@@ -72,7 +73,9 @@ class Leaks:
         that was just measured, because the figures of others are old."""
         series, policy = self._series, self._series.policy
         seen = np.where(self._on_side(on_host), series.leak_seen[: series.count], 0)
-        confirmed = _own(series, np.flatnonzero(seen >= _CONFIRMED))
+        confirmed = np.flatnonzero(seen >= _CONFIRMED)
+        shared, pool = series.shared[confirmed], series.pool[confirmed]
+        confirmed = confirmed[~(shared & np.isin(pool, pool[~shared]))]
         for row in confirmed[np.isin(confirmed, news)].tolist():
             incident = incident or self._new(on_host, np.flatnonzero(seen))
             rank = int(series.rank[row])
@@ -99,10 +102,3 @@ class Leaks:
     def _on_side(self, on_host: bool) -> Bools:
         on_side: Bools = self._series.on_host[: self._series.count] == on_host
         return on_side
-
-
-def _own(series: Series, row: Int64s) -> Int64s:
-    """Without whole devices and cgroups where a process that uses them leaks."""
-    shared, pool = series.shared[row], series.pool[row]
-    own: Int64s = row[~(shared & np.isin(pool, pool[~shared]))]
-    return own
