@@ -139,11 +139,8 @@ class EntryTable:
         return item
 
     def _new(self, row: int) -> OpenEntry:
-        entry = self.entries[row]
-        created_ns = int(self.trace.created_ns[row])
-        return OpenEntry(
-            entry, self.progresses[self.pair[row]], created_ns, created_ns or self._at_ns
-        )
+        progress, created_ns = self.progresses[self.pair[row]], int(self.trace.created_ns[row])
+        return OpenEntry(self.entries[row], progress, created_ns, created_ns or self._at_ns)
 
     # -- collectives ---------------------------------------------------------------------------
 

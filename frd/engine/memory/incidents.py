@@ -22,7 +22,6 @@ from frd.engine.memory.baseline import BATCH_NS, BIN_NS, REVEALED_NS, SECOND
 from frd.engine.memory.incident import RAN_OUT, Coverage, MemoryIncident
 from frd.engine.memory.onset import (
     NEARLY_ALL,
-    SIDES,
     Rises,
     Side,
     current_rises,
@@ -61,7 +60,7 @@ class Incidents:
         series = self._series
         if not (self._known or self._failures or series.rising[: series.count].any()):
             return []
-        for side in SIDES:
+        for side in map(Side, (False, False, True, True), (False, True) * 2):
             rises = current_rises(series, side, series.policy)
             if not side.of_others:
                 self._take_failures(rises, side, now)

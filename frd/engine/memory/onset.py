@@ -12,7 +12,6 @@ How far a rank has risen does not matter: the first may be the one that rises le
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -36,9 +35,6 @@ class Side(NamedTuple):
     on_host: bool
     of_others: bool
     """Of processes that belong to no rank: no rank is accused."""
-
-
-SIDES: Final = tuple(Side(*flags) for flags in product((False, True), repeat=2))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ of the device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -123,18 +123,10 @@ def failed_rise(rank: int, onset: tuple[int, int], failures: Sequence[Failure]) 
 
 def leak_rise(series: Series, row: int, window_s: float) -> MemoryRise:
     """The rise of a leak over the window in which its trend was measured."""
-    rate = float(series.leak_rate[row])
-    return MemoryRise(
-        rank=int(series.rank[row]),
-        device=series.infos[row].device,
-        onset=(int(series.first[row]), int(series.trend.since(np.array([row]))[0])),
-        risen_bytes=round(rate * window_s),
-        took_s=window_s,
-        bytes_per_s=rate,
-        at=int(series.end[row]),
-        headroom_bytes=_headroom(series, row),
-        attribution=_attribution(series, row),
-    )
+    rate, began_at = float(series.leak_rate[row]), int(series.trend.since(np.array([row]))[0])
+    risen = rise_of(series, row, (int(series.first[row]), began_at), ())
+    risen_bytes = round(rate * window_s)
+    return replace(risen, risen_bytes=risen_bytes, took_s=window_s, bytes_per_s=rate)
 
 
 def _requested(failures: Sequence[Failure]) -> int:
@@ -167,9 +159,8 @@ def _attribution(series: Series, row: int) -> Attribution:
             return Attribution.ALLOCATOR
         case kind:
             torch = risen.get(SeriesKind.TORCH_RESERVED, risen.get(SeriesKind.TORCH_ALLOCATED))
-            process = risen.get(SeriesKind.PROCESS_USED)
             if torch is not None and torch >= half_of_rise:
                 return Attribution.ALLOCATOR
-            if kind is SeriesKind.PROCESS_USED or (process is not None and process >= half_of_rise):
+            if kind is SeriesKind.PROCESS_USED:
                 return Attribution.PROCESS if torch is None else Attribution.DRIVER
             return Attribution.UNKNOWN if torch is None else Attribution.OUTSIDE

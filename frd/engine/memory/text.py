@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, assert_never
+from typing import Final
 
 from frd.engine.findings.text import clean, ranks
 from frd.engine.memory.incident import MemoryIncident
@@ -13,6 +13,15 @@ from frd.model import Kind
 _HOST: Final = "host memory"
 _FORECAST: Final = "exhausted in about"
 _UNITS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+_HELD: Final = {
+    Attribution.ALLOCATOR: "held by torch's allocator",
+    Attribution.DRIVER: "held by the rank's process, but not by torch's allocator: "
+    "NCCL or the driver",
+    Attribution.PROCESS: "held by the rank's process",
+    Attribution.OUTSIDE: "not held by torch's allocator: NCCL, the driver or another process",
+    Attribution.HOST: "held by the rank's process or its children",
+}
 
 
 def size(count: float) -> str:
@@ -96,18 +105,4 @@ def evidence(incident: MemoryIncident, rise: MemoryRise, doing: str, utc_ahead_n
 
 
 def whose(attribution: Attribution) -> str:
-    match attribution:
-        case Attribution.ALLOCATOR:
-            return "held by torch's allocator"
-        case Attribution.DRIVER:
-            return "held by the rank's process, but not by torch's allocator: NCCL or the driver"
-        case Attribution.PROCESS:
-            return "held by the rank's process"
-        case Attribution.OUTSIDE:
-            return "not held by torch's allocator: NCCL, the driver or another process"
-        case Attribution.HOST:
-            return "held by the rank's process or its children"
-        case Attribution.UNKNOWN:
-            return ""
-        case _:
-            assert_never(attribution)
+    return _HELD.get(attribution, "")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from frd.forms import exit_text
-from frd.model import NodeNs, NodeRawNs, RankState, RankStatus, Stage
+from frd.model import NodeRawNs, RankState, RankStatus, Stage
 from frd_agent import tap
 from frd_agent.proc import Vital
 from frd_agent.ranks.forming.stage_files import StageReport
@@ -122,11 +122,7 @@ class FormingRank:
 
 def stage_of(report: StageReport, shared: RankContext) -> Stage:
     """In the node's raw time. A time of the future is taken as now, one before the boot as 1."""
-    now_ns = shared.time.look().real_ns
-    since_ns, as_of_ns = (
-        shared.time.until(NodeNs(min(at_ns, now_ns)))
-        for at_ns in (report.since_ns, report.as_of_ns)
-    )
+    since_ns, as_of_ns = map(shared.time.until, (report.since_ns, report.as_of_ns))
     return Stage(report.op, since_ns, max(as_of_ns, since_ns))
 
 
