@@ -71,11 +71,13 @@ class MemoryIncident:
         is_high = has_samples and self.is_certain and not self.nearly_all_rose and not self.unknown
         return Confidence.HIGH if is_high else Confidence.MEDIUM
 
-    def drop_forecasts(self, is_flat: Callable[[int], bool]) -> None:
-        """Of rises that have ended, by row."""
+    def drop_forecasts(self, is_flat: Callable[[int], bool]) -> bool:
+        """Of rises that have ended, by row; True if there were some."""
+        before = dict(self.rises)
         for rank, rise in self.rises.items():
             if rise.bytes_per_s and is_flat(self.rows[rank]):
                 self.rises[rank] = replace(rise, bytes_per_s=0.0)
+        return self.rises != before
 
     def name(self, rank: int, row: int, most: int) -> bool:
         """A rank may have risen first; returns whether its rise is to be kept: `most` are."""

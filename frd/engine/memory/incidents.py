@@ -69,8 +69,8 @@ class Incidents:
             self._add_new(rises, side, now)
         found = self._known
         for incident in found:
-            incident.drop_forecasts(series.is_flat)
-            incident.over = incident.over or self._over(incident, now)
+            if not incident.drop_forecasts(series.is_flat):  # else first the text, then the end
+                incident.over = incident.over or self._over(incident, now)
         self._known = [incident for incident in found if not incident.over]
         return found
 

@@ -80,9 +80,8 @@ def current_rises(series: Series, side: Side, policy: Policy) -> Rises:
     lo, hi = series.onset(row)
     order = np.lexsort((hi, series.rank[row]))
     row, lo, hi = row[order], lo[order], hi[order]
-    reportable = series.reportable_at[row] > 0
-    if side.of_others:
-        reportable &= series.runs_out(row, series.headroom(row))
+    is_due = series.runs_out(row, series.headroom(row)) | (not side.of_others)
+    reportable = (series.reportable_at[row] > 0) & is_due
     rank = series.rank[row]
     start = np.flatnonzero(np.diff(rank, prepend=-1))
     first_row = row[start]

@@ -125,8 +125,7 @@ def leak_rise(series: Series, row: int, window_s: float) -> MemoryRise:
     """The rise of a leak over the window in which its trend was measured."""
     rate, began_at = float(series.leak_rate[row]), int(series.trend.since(np.array([row]))[0])
     risen = rise_of(series, row, (int(series.first[row]), began_at), ())
-    risen_bytes = round(rate * window_s)
-    return replace(risen, risen_bytes=risen_bytes, took_s=window_s, bytes_per_s=rate)
+    return replace(risen, risen_bytes=round(rate * window_s), took_s=window_s, bytes_per_s=rate)
 
 
 def _requested(failures: Sequence[Failure]) -> int:

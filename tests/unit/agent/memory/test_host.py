@@ -141,6 +141,19 @@ def test_real_processes_are_read_and_let_go() -> None:
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
+def test_a_child_that_was_killed_is_lost() -> None:
+    """A real child of this process that has not been waited for."""
+    host = ProcessMemory()
+    child = subprocess.Popen(["sleep", "60"])
+    host.look_around([os.getpid()], 0.0)
+    assert not host.has_lost(os.getpid())
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert host.has_lost(os.getpid())
+    child.wait()
+    host.close()
+
+
 # -- cgroups -----------------------------------------------------------------------------------
 
 

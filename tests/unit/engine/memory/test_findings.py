@@ -118,6 +118,14 @@ def test_a_forecast_goes_when_memory_stands_still() -> None:
     assert len(texts) > 1
 
 
+def test_a_forecast_goes_before_the_finding_closes() -> None:
+    """Memory falls back within seconds: the closed finding foresees nothing."""
+    job = Job(CALM, plus(CALM, ramp(20, 3, 9), lambda t: -step(23, 9)(t)))
+    *_, closed = (event.finding for event in job.run(60))
+    assert closed.close_reason == "memory fell back"
+    assert "exhausted" not in closed.summary + closed.suspects[0].evidence
+
+
 def test_stairs_keep_their_forecast() -> None:
     """A rise that pauses for three seconds after every step goes on."""
     job = Job(CALM, plus(CALM, stairs(20, 2, 3)))
