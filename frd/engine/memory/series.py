@@ -305,8 +305,8 @@ class Series(GrowingColumns):
 
     def is_flat(self, row: int) -> bool:
         """It no longer rises, as stairs do for seconds."""
-        stands = self.rate[row] <= 0 and self.end[row] - self.grown_at[row] > REVEALED_NS
-        return bool(self.value[row] >= 0 and (stands or not self.rising[row]))
+        is_still = self.rate[row] <= 0 and self.end[row] - self.grown_at[row] > REVEALED_NS
+        return bool(self.value[row] >= 0 and (is_still or not self.rising[row]))
 
     def is_young(self, row: Int64s) -> Bools:
         """True during warm-up, and for a rise that began then and has not had time to stop."""

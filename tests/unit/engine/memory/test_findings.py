@@ -107,7 +107,7 @@ def test_what_people_read() -> None:
     )
 
 
-def test_a_forecast_goes_when_memory_stands_still() -> None:
+def test_a_forecast_goes_when_memory_is_flat() -> None:
     """Memory of rank 1 rises by 3 GiB a second and stops at half: the first text says when the
     forecast was made, the next one has none, and after the end it does not come back."""
     job = Job(CALM, plus(CALM, ramp(20, 2, 7)))
@@ -135,7 +135,7 @@ def test_stairs_keep_their_forecast() -> None:
 
 
 def test_others_memory_is_said_of_the_node() -> None:
-    """Another user of a node fills the cgroup of two ranks within seconds: nobody is accused, no
+    """Another user of a node fills the cgroup of two ranks within seconds: no rank is accused, no
     rank is a victim, and the text says where it is."""
     job = Job(CALM, CALM, CALM, CALM)
     cgroups = []

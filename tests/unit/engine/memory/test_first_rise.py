@@ -309,7 +309,7 @@ TAKEN = {
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_others_take_accuses_no_rank(name: str) -> None:
-    """It is said only when it will run out within a minute, and names nobody."""
+    """It is said only when it will run out within a minute, and names no rank."""
     [incident, *_] = versions = play(Job(TAKEN[name], 45))
     assert incident.of_others
     assert len(last_of_each(versions)) == 1

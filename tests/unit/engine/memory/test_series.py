@@ -129,7 +129,7 @@ def test_a_jump_has_no_rate() -> None:
 
 def test_what_filled_a_device_before_is_not_what_the_process_took() -> None:
     """Another process fills the device at 30 s, which is worth a finding; the rank's own rises at
-    40 s. The rank's rise is that of its own process."""
+    40 s. The rank's rise is that of the rank's process."""
     device = plus(level(10), step(30, 30), ramp(30, 2, 30), ramp(40, 4))
     own = plus(level(10), ramp(40, 10, 40))
     kinds = (SeriesKind.DEVICE_USED, SeriesKind.PROCESS_USED)
