@@ -18,11 +18,11 @@ from dataclasses import replace
 import numpy as np
 
 from frd.engine.findings import builder
-from frd.engine.findings.claim import Anchors, Claim, Known, Lifetime, Look
+from frd.engine.findings.claim import Anchors, Claim, ClaimStatus, Known, Lifetime, Look
 from frd.engine.findings.text import clean, collective
 from frd.engine.memory.incident import RAN_OUT, MemoryIncident
 from frd.engine.memory.rise import MemoryRise
-from frd.engine.memory.text import evidence, has_forecast, is_of_host, summary
+from frd.engine.memory.text import FORECAST, evidence, is_of_host, summary
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.engine.tick import Tick
@@ -68,16 +68,18 @@ class MemoryDetector:
             if claim == before:
                 continue
             self._claims[incident.number] = claim
+            is_flat = _foresees(before) > _foresees(claim)
+            status = ClaimStatus.CONTINUING if is_flat else ClaimStatus.CONFIRMED
             if earlier is None:
-                claims.append(replace(claim, anchors=self._anchors(incident)))
+                claims.append(replace(claim, anchors=self._anchors(incident), status=status))
             elif earlier.kind is Kind.MEMORY_SPIKE and incident.kind is Kind.OOM:
                 over[_anchors_of_restored(earlier)] = RAN_OUT
                 claims.append(claim)
-            elif incident.number in self._continued or _says_more(claim, earlier, before):
+            elif incident.number in self._continued or _says_more(claim, earlier, is_flat):
                 anchors = _anchors_of_restored(earlier)
                 anchors = self._continued.setdefault(incident.number, anchors)
                 victims = tuple(sorted({*claim.victims, *earlier.victims} - claim.named))
-                claims.append(replace(claim, anchors=anchors, victims=victims))
+                claims.append(replace(claim, anchors=anchors, victims=victims, status=status))
         return Look(tick.now, claims, over) if claims or over else None
 
     def _anchors(self, incident: MemoryIncident) -> Anchors:
@@ -166,17 +168,20 @@ def _covers(incident: MemoryIncident, earlier: Finding) -> bool:
     return incident.kind is earlier.kind and names
 
 
-def _says_more(claim: Claim, earlier: Finding, claimed: Claim | None) -> bool:
+def _foresees(claim: Claim | None) -> bool:
+    return claim is not None and FORECAST in claim.summary
+
+
+def _says_more(claim: Claim, earlier: Finding, is_flat: bool) -> bool:
     """The claim is surer than an earlier finding of its kind; or as sure, and it names the same
-    suspects and lists other ranks, or no longer foresees the end that it `claimed`."""
+    suspects and lists other ranks, or that memory no longer rises."""
     if claim.kind is not earlier.kind:
         return False
     known, sure = builder.surest(earlier.suspects), builder.surest(claim.suspects)
     if sure != known:
         return sure == builder.CERTAIN
-    is_flat = claimed and has_forecast(claimed.summary) > has_forecast(claim.summary)
     lists_more = not {*claim.named, *claim.victims} <= _named(earlier)
-    return _suspected(earlier) <= claim.named and bool(is_flat or lists_more)
+    return _suspected(earlier) <= claim.named and (is_flat or lists_more)
 
 
 def _doing(snapshot: Snapshot, rank: int, onset: int) -> str:

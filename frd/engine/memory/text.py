@@ -11,7 +11,8 @@ from frd.forms import clock_text
 from frd.model import Kind
 
 _HOST: Final = "host memory"
-_FORECAST: Final = "exhausted in about"
+FORECAST: Final = "exhausted in about"
+"""In a summary that says when memory will be exhausted."""
 _UNITS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 _HELD: Final = {
@@ -61,11 +62,6 @@ def is_of_host(summary: str) -> bool:
     return _HOST in summary
 
 
-def has_forecast(summary: str) -> bool:
-    """True if a summary says when memory will be exhausted."""
-    return _FORECAST in summary
-
-
 def _ran_out(incident: MemoryIncident, memory: str, figures: str) -> str:
     failed = tuple(sorted(incident.failed))
     text = f"{ranks(failed)} ran out of {memory}"
@@ -89,7 +85,7 @@ def _figures(rise: MemoryRise, utc_ahead_ns: int) -> str:
         parts.append(f"{size(rise.headroom_bytes)} left")
     if rise.exhausted_in_s is not None and not rise.out_of_memory:
         as_of = clock_text(rise.at + utc_ahead_ns)
-        parts.append(f"{_FORECAST} {duration(rise.exhausted_in_s)} as of {as_of}")
+        parts.append(f"{FORECAST} {duration(rise.exhausted_in_s)} as of {as_of}")
     return ", ".join(parts)
 
 

@@ -112,9 +112,8 @@ class ProcessMemory:
 
     def has_lost(self, pid: int | None) -> bool:
         """It has no memory any more, or a child of the last scan has none; or it is unknown."""
-        below = [self._children.get(child) for child in self._below.get(pid or 0, ())]
-        is_gone = pid is None or self.used(pid) == NO_SAMPLE
-        return is_gone or not all(_private(_pread(child.statm)) for child in below if child)
+        below = filter(None, map(self._children.get, self._below.get(pid or 0, ())))
+        return self.used(pid or 0) == NO_SAMPLE or not all(_private(_pread(c.statm)) for c in below)
 
     def _growth(self, pid: int) -> int:
         if (child := self._children.get(pid)) is None:
