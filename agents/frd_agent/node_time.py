@@ -88,6 +88,10 @@ class NodeTime:
             self._look()
             return self._wall.one_to_raw(wall)
 
+    def until(self, wall: NodeNs) -> NodeRawNs:
+        """The latest moment at which a stamp was made: now, if its time is unknown."""
+        return self.one_to_raw(wall) or self.now()
+
     def _look(self) -> ClockReading:
         reading = self._read()
         step_ns = self._wall.read(*reading)

@@ -12,12 +12,8 @@ between these two readings the clock may have shown the time of either segment.
 
 A wall clock that is set back shows the same times twice. A stamp then counts as the newest moment
 that is not in the future: a stamp is mostly read within a second of the event, and an event that
-was read has happened. A time that the clock skipped is the moment of the step. A stamp that is
-later than all that the clock has shown is from beyond a step that no reading shows. If the clocks
-have just been read, the step was before the first reading, and the stamp counts as that; otherwise
-it is more likely that the next reading will show it, and the stamp counts as the latest moment.
-Every stamp has a result, because a guess that is wrong for one second around a step is better than
-a missing row.
+was read has happened. A time that no segment shows, because the clock skipped it or was set back
+before the first reading, has no result: a guess would be a wait that never was.
 """
 
 from __future__ import annotations
@@ -141,47 +137,39 @@ class WallClock:
             self._segments[0].since = _EVER
 
     def one_to_raw(self, wall: NodeNs, latest: NodeRawNs | None = None) -> NodeRawNs:
-        """The raw time of a stamp, at least 1; 0, which says unknown, stays 0. At least one reading
-        is needed.
+        """The raw time of a stamp, 1 if it is of before the boot; 0, which says unknown, if no
+        reading agrees with it. At least one reading is needed.
 
-        The stamp was made until `latest`, which may be later than the newest reading; None: the
-        clocks have just been read."""
-        if wall <= 0:
-            return NodeRawNs(0)
-        now = self._now if latest is None else max(latest, self._now)
-        skipped = 0
-        is_before = False
-        for segment in reversed(self._segments):
-            raw = segment.one(wall)
-            if raw > (segment.until or now + _NOW_NS):
-                skipped = skipped or (min(segment.until, now) if is_before else 0)
-                is_before = False
-            elif raw > segment.since:
+        The stamp was made until `latest`, which may be later than the newest reading: a stamp from
+        beyond a step that the next reading will show counts as the latest moment. None: the clocks
+        have just been read."""
+        now, most = self._bounds(latest)
+        for segment in reversed(self._segments) if wall > 0 else ():
+            if segment.since < (raw := segment.one(wall)) <= (segment.until or most):
                 return NodeRawNs(max(min(raw, now), 1))
-            else:
-                is_before = True
-        return NodeRawNs(skipped or (self._segments[0].raws[0] if latest is None else now))
+        is_newer = latest is not None and wall > 0 and self._segments[-1].one(wall) > most
+        return NodeRawNs(now if is_newer else 0)
 
     def to_raw(self, walls: Int64s, latest: NodeRawNs | None = None) -> Int64s:
-        """`one_to_raw` of each, within a nanosecond."""
-        now = self._now if latest is None else max(latest, self._now)
+        """`one_to_raw` of each, within a nanosecond; 0 if it is of before the boot."""
+        now, most = self._bounds(latest)
         result = np.zeros_like(walls)
         rest = np.flatnonzero(walls > 0)
-        skipped = np.zeros_like(rest)
-        is_before = np.zeros(len(rest), np.bool_)
         for segment in reversed(self._segments):
             raws = segment.column(walls[rest])
-            is_late = raws > (segment.until or now + _NOW_NS)
-            skipped[is_late & is_before & (skipped == 0)] = min(segment.until, now)
-            is_before = ~is_late & (raws <= segment.since)
-            is_left = is_late | is_before
-            result[rest[~is_left]] = raws[~is_left].clip(1, now)
-            rest, skipped, is_before = rest[is_left], skipped[is_left], is_before[is_left]
+            shown = (max(segment.since, 0) < raws) & (raws <= (segment.until or most))
+            result[rest[shown]] = np.minimum(raws[shown], now)
+            rest = rest[~shown]
             if not len(rest):
                 return result
-        beyond = self._segments[0].raws[0] if latest is None else now
-        result[rest] = np.where(skipped == 0, beyond, skipped)
+        if latest is not None:
+            result[rest[self._segments[-1].column(walls[rest]) > most]] = now
         return result
+
+    def _bounds(self, latest: NodeRawNs | None) -> tuple[int, int]:
+        """The latest moment of any stamp, and what it may seem to be by the newest line."""
+        now = self._now if latest is None else max(latest, self._now)
+        return now, now + _NOW_NS + self._slack + _slewed(now - self._segments[-1].raws[-1])
 
 
 def _slewed(ns: int) -> int:

@@ -16,6 +16,7 @@ from frd.model import MemoryEvent, MemoryEventKind, NodeNs, NodeRawNs, SeriesInf
 from frd_agent import tap
 from frd_agent.memory.host.processes import total_bytes
 from frd_agent.memory.target import ABSURD_BYTES, Part, Reading, Target
+from frd_agent.node_time import raw_now
 from frd_agent.recorder.rows import LATEST_NS
 from frd_agent.untrusted_files import KeptOpen
 
@@ -205,7 +206,7 @@ class _Rank:
         return MemoryEvent(
             rank=self.target.number,
             kind=MemoryEventKind.OOM,
-            at_ns=at_ns,
+            at_ns=at_ns or raw_now(),
             device=device,
             requested_bytes=max(requested, 0),
             detail=detail,

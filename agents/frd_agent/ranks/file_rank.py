@@ -61,7 +61,7 @@ class FileRank:
         # Generic recorders name no library: NCCL's watchdog wrote the file.
         number = tap.NCCL if file.dump.comm_lib_version else None
         tracker = self._trackers.setdefault(recorder, RecorderTracker(number, time.to_raw))
-        written_at_ns = time.one_to_raw(min(file.written_at_ns, time.look().real_ns))
+        written_at_ns = time.until(file.written_at_ns)
         diff = tracker.apply(file.dump, written_at_ns, self.naming, is_final=True)
         self._lost += diff.lost
         if diff.rows:

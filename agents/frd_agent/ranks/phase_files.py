@@ -74,7 +74,7 @@ class PhaseReader:
     def _spans(self, report: PhaseReport) -> tuple[PhaseSpan, ...]:
         walls = {wall for one in report.phases for wall in (one.since_ns, one.until_ns) if wall}
         self._raw = {wall: self._raw.get(wall) or self._to_raw(wall) for wall in walls}
-        return tuple(map(self._span, report.phases))
+        return tuple(self._span(one) for one in report.phases if self._raw[one.since_ns])
 
     def _span(self, phase: Phase) -> PhaseSpan:
         since_ns = self._raw[phase.since_ns]

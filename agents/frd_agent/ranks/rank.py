@@ -136,7 +136,7 @@ class Rank:
         self.number = shared.dictionary.rank(self._attempt, identity.info)
         self.reports = shared.reports(self._attempt)
         self.naming = Naming(shared.dictionary, self._attempt)
-        self._state, self._since_ns = RankState.LIVE, shared.time.one_to_raw(identity.started_at_ns)
+        self._state, self._since_ns = RankState.LIVE, shared.time.until(identity.started_at_ns)
         self._lost = 0
         self.recorders.begin_attempt(self.naming)
         self._learn_groups()
@@ -144,7 +144,7 @@ class Rank:
     def _learn_exit(self) -> None:
         record = self.identity.exit
         if record is not None and self.exit_recorded_at_ns is None:
-            self.exit_recorded_at_ns = self._shared.time.one_to_raw(record.at_ns)
+            self.exit_recorded_at_ns = self._shared.time.one_to_raw(record.at_ns) or None
 
     def _learn_groups(self) -> None:
         self.naming.replace(self.identity.groups)

@@ -40,12 +40,13 @@ class EntryTable:
         progress_of: Callable[[Entry], GroupProgress | None],
         to_raw: Callable[[Int64s], Int64s],
         completing: set[str],
+        at_ns: int,
         *,
         is_nccl: bool,
     ) -> None:
-        """`to_raw` converts stamps of the recorder. Backends of which an op has completed are added
-        to `completing`: their ops end with that, and those of others when they are retired. NCCL's
-        own recorder marks completion before it has shown any."""
+        """`to_raw` converts stamps of the recorder, which was read at `at_ns`. Backends of which an
+        op has completed are added to `completing`: their ops end with that, and those of others
+        when they are retired. NCCL's own recorder marks completion before it has shown any."""
         self.known = known
         self.entries = [*(item.entry for item in known), *fresh]
         into = Dictionaries()
@@ -55,6 +56,7 @@ class EntryTable:
         self.trace = RankTrace(
             rank=0, source="", version="", info=None, clock_offset_ns=None, **columns
         )
+        self._at_ns = at_ns
         self.signatures, self.names = into.signatures.items, into.names.items
         marked = self.trace.name[is_nccl | (self.trace.state == COMPLETED)]
         completing.update(self.names[name].backend for name in np.unique(marked).tolist())
@@ -137,8 +139,8 @@ class EntryTable:
         return item
 
     def _new(self, row: int) -> OpenEntry:
-        entry = self.entries[row]
-        return OpenEntry(entry, self.progresses[self.pair[row]], int(self.trace.created_ns[row]))
+        progress, created_ns = self.progresses[self.pair[row]], int(self.trace.created_ns[row])
+        return OpenEntry(self.entries[row], progress, created_ns, created_ns or self._at_ns)
 
     # -- collectives ---------------------------------------------------------------------------
 
@@ -222,6 +224,7 @@ class EntryTable:
             entry,
             self.progresses[calls.pair[at]],
             int(calls.created_ns[at]),
+            int(calls.created_ns[at]) or self._at_ns,
             signature=int(calls.signature[at]),
             counter=int(counter[at]),
             cut=bool(calls.cut[at]),
@@ -250,7 +253,9 @@ class EntryTable:
         pair, op_id = calls.pair, self.trace.op_id[calls.first_row]
         backends = [progress.backend for progress in self.progresses]
         counter = columnar.counter_of(backends, pair, calls.seq, op_id)
-        ahead, seqs, created_ns = (counter - calls.seq).tolist(), calls.seq, calls.created_ns
+        ahead, seqs = (counter - calls.seq).tolist(), calls.seq
+        since_ns = np.where(calls.created_ns > 0, calls.created_ns, self._at_ns)
+        since_ns = self._with_known("since_ns", since_ns, calls)
         size = np.bincount(pair, minlength=len(backends))
         known = np.bincount(pair[calls.first_row < len(self.known)], minlength=len(backends))
         ends = np.cumsum(size)
@@ -266,7 +271,7 @@ class EntryTable:
                 progress.started = max(progress.started, started)
                 is_idle = head == NO_CALL
                 progress.head = UNKNOWN_SEQ if is_idle else int(seqs[head])
-                progress.head_created_ns = 0 if is_idle else max(int(created_ns[head]), 1)
+                progress.head_created_ns = 0 if is_idle else max(int(since_ns[head]), 1)
         return counter
 
 

@@ -108,7 +108,9 @@ class OpenEntry:
     """As last read; of a coalesced collective its last entry, which has its end."""
     progress: GroupProgress
     created_ns: int
-    """Of the first entry of a call; `started_ns` and `signature` too."""
+    """Of the first entry of a call; `started_ns` and `signature` too. 0 if it is unknown."""
+    since_ns: int
+    """The same; if it is unknown, when the entry was first read."""
     started_ns: int = 0
     signature: int = 0
     counter: int = NO_COUNTER

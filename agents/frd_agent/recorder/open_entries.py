@@ -29,6 +29,7 @@ class OpenEntries:
         """Backends of which the recorder has marked an op as completed, ever."""
         self.is_whole = True
         """All entries since the start of the recorder have been read, so sends can be counted."""
+        self._at_ns = 0
         self.done_created_ns = 0
         """When the newest op that is done in the last dump was enqueued; 0 if no op is done."""
 
@@ -87,6 +88,7 @@ class OpenEntries:
         absent_is_over: bool,
     ) -> None:
         """Update the open entries from the entries and counters of the next dump, of `at_ns`."""
+        self._at_ns = at_ns
         for item in self.items:
             entry = None if item.orphaned else find(item.entry.record_id)
             raw = status.get(item.progress.pg_id)
@@ -113,6 +115,7 @@ class OpenEntries:
             progress_of,
             self._to_raw,
             self._completing,
+            self._at_ns,
             is_nccl=self._is_nccl,
         )
         done = np.flatnonzero(table.state.done)

@@ -41,7 +41,7 @@ def channel_columns(rank: int, sends: Iterable[OpenEntry], as_of_ns: int = 0) ->
     """Sends and receives in flight, oldest first."""
     table = p2p_runs(
         (
-            *(entry.progress.group, entry.peer, entry.is_send, min(entry.created_ns, LATEST_NS)),
+            *(entry.progress.group, entry.peer, entry.is_send, min(entry.since_ns, LATEST_NS)),
             *(entry.batch, entry.signature, entry.posted),
         )
         for entry in sends

@@ -229,13 +229,13 @@ class Collectives:
     def _evaluate_retired(self, now: AlignedNs) -> None:
         """Evaluate the retired collectives: histograms, thresholds, lateness and clocks.
 
-        `full`: all members joined. `fair`: and their arrivals compare, because their clocks are
-        known. `ended`: all joined and waited for each other.
+        `full`: all members joined, at times that are known. `fair`: and their arrivals compare,
+        because their clocks are known. `ended`: all joined and waited for each other.
         """
         closed, self._retired = RetiredCollectives.of(self._retired), []
         groups, signatures, of = self._groups, self.signatures, closed.signature
         groups.matched[: groups.count] += np.bincount(closed.group, minlength=groups.count)
-        full = closed.joined == groups.size[closed.group]
+        full = (closed.joined == groups.size[closed.group]) & (closed.first_created > 0)
         clocks = self._group_clocks()
         fair = full & clocks.comparable(closed)
         ops, skew = signatures.op[of], closed.last_created - closed.first_created

@@ -101,6 +101,8 @@ class Memory:
         kinds = {KINDS[series.kind[other]]: other for other in rows_nearby}
         container = kinds.get(SeriesKind.CGROUP_USED if on_host else SeriesKind.DEVICE_USED)
         series.container[rows_nearby] = rows_nearby if container is None else container
+        own = kinds.get(SeriesKind.HOST_USED if on_host else SeriesKind.PROCESS_USED, -1)
+        series.own[rows_nearby] = own
         # Tensors come and go within what the allocator holds; if that is known, it counts.
         tensors = series.kind[rows_nearby] == KINDS.index(SeriesKind.TORCH_ALLOCATED)
         series.watched[rows_nearby] = ~tensors | (len(kinds) == 1)

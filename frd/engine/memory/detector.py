@@ -18,11 +18,11 @@ from dataclasses import replace
 import numpy as np
 
 from frd.engine.findings import builder
-from frd.engine.findings.claim import Anchors, Claim, Known, Lifetime, Look
+from frd.engine.findings.claim import Anchors, Claim, ClaimStatus, Known, Lifetime, Look
 from frd.engine.findings.text import clean, collective
 from frd.engine.memory.incident import RAN_OUT, MemoryIncident
 from frd.engine.memory.rise import MemoryRise
-from frd.engine.memory.text import evidence, is_of_host, summary
+from frd.engine.memory.text import FORECAST, evidence, is_of_host, summary
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.engine.tick import Tick
@@ -64,20 +64,22 @@ class MemoryDetector:
                     over[_anchors_of_restored(earlier)] = incident.over
                 self._forget(incident)
                 continue
-            claim = self._claim(tick, incident)
-            if claim == self._claims.get(incident.number):
+            claim, before = self._claim(tick, incident), self._claims.get(incident.number)
+            if claim == before:
                 continue
             self._claims[incident.number] = claim
+            is_flat = _foresees(before) > _foresees(claim)
+            status = ClaimStatus.CONTINUING if is_flat else ClaimStatus.CONFIRMED
             if earlier is None:
-                claims.append(replace(claim, anchors=self._anchors(incident)))
+                claims.append(replace(claim, anchors=self._anchors(incident), status=status))
             elif earlier.kind is Kind.MEMORY_SPIKE and incident.kind is Kind.OOM:
                 over[_anchors_of_restored(earlier)] = RAN_OUT
                 claims.append(claim)
-            elif incident.number in self._continued or _says_more(claim, earlier):
+            elif incident.number in self._continued or _says_more(claim, earlier, is_flat):
                 anchors = _anchors_of_restored(earlier)
                 anchors = self._continued.setdefault(incident.number, anchors)
                 victims = tuple(sorted({*claim.victims, *earlier.victims} - claim.named))
-                claims.append(replace(claim, anchors=anchors, victims=victims))
+                claims.append(replace(claim, anchors=anchors, victims=victims, status=status))
         return Look(tick.now, claims, over) if claims or over else None
 
     def _anchors(self, incident: MemoryIncident) -> Anchors:
@@ -91,7 +93,7 @@ class MemoryDetector:
             self._phases.pop((incident.number, rank), None)
 
     def _claim(self, tick: Tick, incident: MemoryIncident) -> Claim:
-        suspects = []
+        suspects, nodes = [], set()
         for rise in () if incident.common else incident.rises.values():
             key = incident.number, rise.rank
             if key not in self._when_named:
@@ -99,21 +101,25 @@ class MemoryDetector:
                 doing = _doing(snapshot, rise.rank, rise.onset[1])
                 self._when_named[key] = builder.node_of(snapshot, rise.rank), doing
             node, doing = self._when_named[key]
-            words = evidence(incident, rise, doing)
+            nodes.add(node)
+            words = evidence(incident, rise, doing, tick.utc_ahead_ns)
             suspect = Suspect(rise.rank, node, Reason.MEMORY, incident.confidence, words)
             phase = self._phase(tick, incident.number, rise)
             suspects.append(builder.in_phase(suspect, phase, tick.utc_ahead_ns, "began in"))
         victims = {*incident.victims, *(incident.rows if incident.common else ())}
+        unknown = incident.unknown - incident.rows.keys()
+        if incident.of_others:
+            suspects, victims, unknown = [], incident.failed, set()
         return Claim(
             kind=incident.kind,
             about=repr(str(incident.number)),
             anchors=_anchors(incident),
-            reason=Reason.MEMORY if incident.common else None,
+            reason=None if suspects else Reason.MEMORY,
             suspects=tuple(suspects),
-            named=frozenset(() if incident.common else incident.rows),
+            named=frozenset(incident.rows if suspects else ()),
             victims=tuple(sorted(victims)),
-            unknown=tuple(sorted(incident.unknown - incident.rows.keys())),
-            summary=summary(incident),
+            unknown=tuple(sorted(unknown)),
+            summary=summary(incident, tick.utc_ahead_ns, ", ".join(sorted(nodes - {""}))),
         )
 
     def _phase(self, tick: Tick, number: int, rise: MemoryRise) -> SuspectPhase | None:
@@ -136,15 +142,19 @@ def _anchors_of_restored(finding: Finding) -> Anchors:
 def _of_same(incident: MemoryIncident, restored: Sequence[Finding]) -> Finding | None:
     """The restored finding that reports an incident: it opened after the incident had begun, and
     concerns a rank of it. One of the same kind comes first."""
-    ranks = {*incident.rows, *incident.victims}
+    ranks = incident.failed if incident.of_others else {*incident.rows, *incident.victims}
     same = [
         finding
         for finding in restored
         if incident.limit <= finding.opened_at
         and is_of_host(finding.summary) is incident.on_host
-        and ranks & {*_suspected(finding), *finding.victims}
+        and (ranks & (named := _named(finding)) or ranks == named)
     ]
     return min(same, key=lambda finding: finding.kind is not incident.kind, default=None)
+
+
+def _named(finding: Finding) -> frozenset[int]:
+    return _suspected(finding).union(finding.victims)
 
 
 def _suspected(finding: Finding) -> frozenset[int]:
@@ -154,20 +164,24 @@ def _suspected(finding: Finding) -> frozenset[int]:
 def _covers(incident: MemoryIncident, earlier: Finding) -> bool:
     """The incident is of the kind of an earlier finding, and of all ranks that it names."""
     named = _suspected(earlier)
-    names = named <= incident.rows.keys() if named else incident.common
+    names = named <= incident.rows.keys() if named else incident.common or incident.of_others
     return incident.kind is earlier.kind and names
 
 
-def _says_more(claim: Claim, earlier: Finding) -> bool:
+def _foresees(claim: Claim | None) -> bool:
+    return claim is not None and FORECAST in claim.summary
+
+
+def _says_more(claim: Claim, earlier: Finding, is_flat: bool) -> bool:
     """The claim is surer than an earlier finding of its kind; or as sure, and it names the same
-    suspects and lists other ranks."""
+    suspects and lists other ranks, or that memory no longer rises."""
     if claim.kind is not earlier.kind:
         return False
     known, sure = builder.surest(earlier.suspects), builder.surest(claim.suspects)
     if sure != known:
         return sure == builder.CERTAIN
-    before, victims = _suspected(earlier), {*earlier.victims}
-    return before <= claim.named and not {*claim.named, *claim.victims} <= before | victims
+    lists_more = not {*claim.named, *claim.victims} <= _named(earlier)
+    return _suspected(earlier) <= claim.named and (is_flat or lists_more)
 
 
 def _doing(snapshot: Snapshot, rank: int, onset: int) -> str:

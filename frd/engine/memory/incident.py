@@ -7,7 +7,8 @@ finding about the incident is up to the tracker of findings.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -33,6 +34,8 @@ class MemoryIncident:
     """Latest time (aligned ns) at which the first of its ranks began to rise."""
     leak: bool = False
     """A slow, steady rise over a long time."""
+    of_others: bool = False
+    """Processes took the memory that belong to no rank: no rank is the cause."""
     common: bool = False
     """(Nearly) all ranks rose together: none of them is the cause."""
     rows: dict[int, int] = field(default_factory=dict)
@@ -67,6 +70,14 @@ class MemoryIncident:
         has_samples = all(row >= 0 for row in self.rows.values())
         is_high = has_samples and self.is_certain and not self.nearly_all_rose and not self.unknown
         return Confidence.HIGH if is_high else Confidence.MEDIUM
+
+    def drop_forecasts(self, is_flat: Callable[[int], bool]) -> bool:
+        """Of rises that have ended, by row; True if there were some."""
+        before = dict(self.rises)
+        for rank, rise in self.rises.items():
+            if rise.bytes_per_s and is_flat(self.rows[rank]):
+                self.rises[rank] = replace(rise, bytes_per_s=0.0)
+        return self.rises != before
 
     def name(self, rank: int, row: int, most: int) -> bool:
         """A rank may have risen first; returns whether its rise is to be kept: `most` are."""

@@ -23,6 +23,7 @@ from frd.engine.memory.incident import RAN_OUT, Coverage, MemoryIncident
 from frd.engine.memory.onset import (
     NEARLY_ALL,
     Rises,
+    Side,
     current_rises,
     first_cause,
     matters,
@@ -46,7 +47,7 @@ class Incidents:
         self._numbers = numbers
         self._known: list[MemoryIncident] = []
         """Those that are not over."""
-        self._waiting: dict[tuple[bool, int], AlignedNs] = {}
+        self._waiting: dict[tuple[Side, int], AlignedNs] = {}
         """Since when the rise of a rank has waited for samples of other ranks."""
         self._failures: list[Failure] = []
 
@@ -59,39 +60,42 @@ class Incidents:
         series = self._series
         if not (self._known or self._failures or series.rising[: series.count].any()):
             return []
-        for on_host in (False, True):
-            rises = current_rises(series, on_host=on_host, policy=series.policy)
-            self._take_failures(rises, on_host, now)
-            for incident in self._on_side(on_host):
+        for side in map(Side, (False, False, True, True), (False, True) * 2):
+            rises = current_rises(series, side, series.policy)
+            if not side.of_others:
+                self._take_failures(rises, side, now)
+            for incident in self._on_side(side):
                 self._update_incident(incident, rises)
-            self._add_new(rises, on_host, now)
+            self._add_new(rises, side, now)
         found = self._known
         for incident in found:
-            incident.over = incident.over or self._over(incident, now)
+            if not incident.drop_forecasts(series.is_flat):  # else first the text, then the end
+                incident.over = incident.over or self._over(incident, now)
         self._known = [incident for incident in found if not incident.over]
         return found
 
-    def _on_side(self, on_host: bool) -> list[MemoryIncident]:
-        return [one for one in self._known if one.on_host == on_host and not one.over]
+    def _on_side(self, side: Side) -> list[MemoryIncident]:
+        known = (one for one in self._known if not one.over)
+        return [one for one in known if (one.on_host, one.of_others) == side]
 
     # -- new incidents -----------------------------------------------------------------------
 
-    def _add_new(self, rises: Rises, on_host: bool, now: AlignedNs) -> None:
+    def _add_new(self, rises: Rises, side: Side, now: AlignedNs) -> None:
         """Rises that are worth a finding and belong to no incident."""
         places = np.flatnonzero(rises.reportable & (rises.incident == 0))
-        ranks = {(on_host, rank) for rank in rises.rank[places].tolist()}
+        ranks = {(side, rank) for rank in rises.rank[places].tolist()}
         self._waiting = {
-            key: at for key, at in self._waiting.items() if key[0] != on_host or key in ranks
+            key: at for key, at in self._waiting.items() if key[0] != side or key in ranks
         }
         while len(places):
             trigger = int(places[rises.hi[places].argmin()])
-            since = self._waiting.setdefault((on_host, int(rises.rank[trigger])), now)
-            covered = Coverage(self._series, on_host)
+            since = self._waiting.setdefault((side, int(rises.rank[trigger])), now)
+            covered = Coverage(self._series, side.on_host)
             if now - since < BATCH_NS and not covered.is_complete(
                 int(self._series.reportable_at[rises.row[trigger]])
             ):
                 break
-            self._new(rises, trigger, covered, on_host, Kind.MEMORY_SPIKE, {})
+            self._new(rises, trigger, covered, side, Kind.MEMORY_SPIKE, {})
             places = places[rises.incident[places] == 0]
 
     def _new(
@@ -99,7 +103,7 @@ class Incidents:
         rises: Rises,
         trigger: int,
         covered: Coverage,
-        on_host: bool,
+        side: Side,
         kind: Kind,
         failures: dict[int, list[Failure]],
     ) -> MemoryIncident:
@@ -112,8 +116,9 @@ class Incidents:
         incident = MemoryIncident(
             number=next(self._numbers),
             kind=kind,
-            on_host=on_host,
+            on_host=side.on_host,
             limit=limit,
+            of_others=side.of_others,
             common=cause.common,
             last=int(rises.lo[trigger]),
         )
@@ -172,6 +177,7 @@ class Incidents:
         n = series.count
         rows_of_ranks = series.rising[:n] & (series.on_host[:n] == incident.on_host)
         rows_of_ranks &= np.isin(series.rank[:n], rises.rank[places])
+        rows_of_ranks &= series.is_others(np.arange(n)) == incident.of_others
         series.incident[:n][rows_of_ranks] = incident.number
 
     # -- what comes later --------------------------------------------------------------------
@@ -223,12 +229,12 @@ class Incidents:
 
     # -- failures ----------------------------------------------------------------------------
 
-    def _take_failures(self, rises: Rises, on_host: bool, now: AlignedNs) -> None:
+    def _take_failures(self, rises: Rises, side: Side, now: AlignedNs) -> None:
         """Turn failed allocations and kills into an OOM, after a short wait for other ranks."""
         ripe: list[Failure] = []
         early: list[Failure] = []
         for failure in self._failures:
-            is_ripe = failure.on_host == on_host and now - failure.reported_at >= BATCH_NS
+            is_ripe = failure.on_host == side.on_host and now - failure.reported_at >= BATCH_NS
             (ripe if is_ripe else early).append(failure)
         if not ripe:
             return
@@ -239,15 +245,13 @@ class Incidents:
         at = max(failure.at for failure in ripe)
         related = [
             incident
-            for incident in self._on_side(on_host)
+            for incident in (*self._on_side(side), *self._on_side(side._replace(of_others=True)))
             if at <= incident.last + self._series.link_ns or incident.rows.keys() & by_rank.keys()
         ]
         incident = next((one for one in related if one.kind is Kind.OOM), None)
         if incident is None:
             incident = (
-                self._foreseen_oom(related[0])
-                if related
-                else self._new_oom(rises, on_host, by_rank)
+                self._foreseen_oom(related[0]) if related else self._new_oom(rises, side, by_rank)
             )
         for rank, failures in by_rank.items():
             self._ran_out(incident, rank, failures)
@@ -255,18 +259,24 @@ class Incidents:
         incident.keep_until = at + round(self._series.policy.memory_settle_s * SECOND)
 
     def _new_oom(
-        self, rises: Rises, on_host: bool, by_rank: dict[int, list[Failure]]
+        self, rises: Rises, side: Side, by_rank: dict[int, list[Failure]]
     ) -> MemoryIncident:
-        """An OOM that no incident has foreseen; its first ranks may have risen before."""
+        """An OOM that no incident has foreseen; its first ranks may have risen before, or other
+        processes where they ran out."""
         ranks = sorted(by_rank)
+        if not (rises.visible & ~rises.young).any():
+            others = side._replace(of_others=True)
+            taken = current_rises(self._series, others, self._series.policy)
+            if np.isin(ranks, taken.rank[taken.visible]).all():
+                rises, side = taken, others
         begin = [min(fail.onset[0] for fail in by_rank[rank]) for rank in ranks]
         end = [min(fail.onset[1] for fail in by_rank[rank]) for rank in ranks]
         size = [max(fail.event.requested_bytes for fail in by_rank[rank]) for rank in ranks]
         columns = np.array(begin), np.array(end), np.array(size)
         combined, places = with_failures(rises, np.array(ranks, np.int32), *columns)
         trigger = int(places[combined.hi[places].argmin()])
-        covered = Coverage(self._series, on_host)
-        return self._new(combined, trigger, covered, on_host, Kind.OOM, by_rank)
+        covered = Coverage(self._series, side.on_host)
+        return self._new(combined, trigger, covered, side, Kind.OOM, by_rank)
 
     def _foreseen_oom(self, spike: MemoryIncident) -> MemoryIncident:
         """Memory that was rising has run out: an OOM replaces the spike."""

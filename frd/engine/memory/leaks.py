@@ -16,7 +16,7 @@ from frd.engine.memory.incident import MemoryIncident
 from frd.engine.memory.onset import NEARLY_ALL
 from frd.engine.memory.rise import leak_rise
 from frd.engine.memory.series import Series
-from frd.model import Bools, Int64s, Kind
+from frd.model import Int64s, Kind
 
 _CONFIRMED: Final = 2
 """How often in a row a trend must be seen, or not be seen, to count."""
@@ -41,6 +41,7 @@ class Leaks:
             elif len(news):
                 incident = self._name_ranks(incident, on_host, news)
             if incident is not None:
+                incident.drop_forecasts(lambda row: bool(self._series.leak_seen[row] < 0))
                 found.append(incident)
         self._known = {incident.on_host: incident for incident in found if not incident.over}
         return found
@@ -52,7 +53,7 @@ class Leaks:
         """Judge the series that have a new floor, and return them."""
         series, policy = self._series, self._series.policy
         row = series.trend.take_news()
-        row = row[series.watched[row]]
+        row = row[series.watched[row] & ~series.is_others(row)]
         if not len(row):
             return row
         rate, leaks = series.trend.measure(row)
@@ -71,8 +72,11 @@ class Leaks:
         """Name every rank that certainly leaks, in a new incident if there is none: by a series
         that was just measured, because the figures of others are old."""
         series, policy = self._series, self._series.policy
-        seen = np.where(self._on_side(on_host), series.leak_seen[: series.count], 0)
-        confirmed = _own(series, np.flatnonzero(seen >= _CONFIRMED))
+        n = series.count
+        seen = np.where(series.on_host[:n] == on_host, series.leak_seen[:n], 0)
+        confirmed = np.flatnonzero(seen >= _CONFIRMED)
+        shared, pool = series.shared[confirmed], series.pool[confirmed]
+        confirmed = confirmed[~(shared & np.isin(pool, pool[~shared]))]
         for row in confirmed[np.isin(confirmed, news)].tolist():
             incident = incident or self._new(on_host, np.flatnonzero(seen))
             rank = int(series.rank[row])
@@ -84,7 +88,7 @@ class Leaks:
         """`leaking`: rows that leak, or may."""
         series = self._series
         n = series.count
-        has_samples = self._on_side(on_host) & series.watched[:n] & (series.first[:n] > 0)
+        has_samples = (series.on_host[:n] == on_host) & series.watched[:n] & (series.first[:n] > 0)
         ranks = len(np.unique(series.rank[:n][has_samples]))
         return MemoryIncident(
             number=next(self._numbers),
@@ -95,14 +99,3 @@ class Leaks:
             common=ranks > 1 and len(np.unique(series.rank[leaking])) >= NEARLY_ALL * ranks,
             is_certain=True,
         )
-
-    def _on_side(self, on_host: bool) -> Bools:
-        on_side: Bools = self._series.on_host[: self._series.count] == on_host
-        return on_side
-
-
-def _own(series: Series, row: Int64s) -> Int64s:
-    """Without whole devices and cgroups where a process that uses them leaks."""
-    shared, pool = series.shared[row], series.pool[row]
-    own: Int64s = row[~(shared & np.isin(pool, pool[~shared]))]
-    return own

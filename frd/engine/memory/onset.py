@@ -12,7 +12,7 @@ How far a rank has risen does not matter: the first may be the one that rises le
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,14 @@ _COMPARABLE: Final = 0.2
 """A rise of this share of the first reportable one may be the cause,"""
 _URGENT: Final = 10
 """and so may a smaller one that will exhaust memory within this many times the horizon."""
+
+
+class Side(NamedTuple):
+    """Which memory; rises of one side are compared."""
+
+    on_host: bool
+    of_others: bool
+    """Of processes that belong to no rank: no rank is accused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +70,18 @@ class Cause:
     """Early enough to be first, but still too small to know whether they matter."""
 
 
-def current_rises(series: Series, *, on_host: bool, policy: Policy) -> Rises:
+def current_rises(series: Series, side: Side, policy: Policy) -> Rises:
     """What rises now. The earliest series of a rank counts."""
     n = series.count
-    row = np.flatnonzero(series.rising[:n] & (series.on_host[:n] == on_host))
+    row = np.flatnonzero(series.rising[:n] & (series.on_host[:n] == side.on_host))
+    row = row[series.is_others(row) == side.of_others]
+    unexplained = 2 * series.taken_by_others(row) > series.peak[row] - series.high[row]
+    row = row[unexplained | ~series.shared[row]]
     lo, hi = series.onset(row)
-    row, lo, hi = (column[_own(series, row, lo)] for column in (row, lo, hi))
     order = np.lexsort((hi, series.rank[row]))
     row, lo, hi = row[order], lo[order], hi[order]
+    is_due = series.runs_out(row, series.headroom(row)) | (not side.of_others)
+    reportable = (series.reportable_at[row] > 0) & is_due
     rank = series.rank[row]
     start = np.flatnonzero(np.diff(rank, prepend=-1))
     first_row = row[start]
@@ -94,27 +106,9 @@ def current_rises(series: Series, *, on_host: bool, policy: Policy) -> Rises:
         urgent=_by_rank(np.logical_or, urgent, start),
         visible=_by_rank(np.logical_or, visible, start),
         young=series.is_young(first_row),
-        reportable=_by_rank(np.logical_or, series.reportable_at[row] > 0, start),
+        reportable=_by_rank(np.logical_or, reportable, start),
         incident=_by_rank(np.maximum, series.incident[row], start),
     )
-
-
-def _own(series: Series, row: Int64s, lo: Int64s) -> Bools:
-    """False for rises of whole devices and cgroups that the rise of one process explains.
-
-    It explains them if it began before they were worth a finding: other processes may have caused
-    small changes before.
-    """
-    shared, pool = series.shared[row], series.pool[row]
-    if not shared.any() or shared.all():
-        return np.ones(len(row), np.bool_)
-    risen = series.peak[row] - series.high[row]
-    pools = int(pool.max()) + 1
-    most, begun = np.zeros(pools, np.int64), np.full(pools, np.iinfo(np.int64).max)
-    np.maximum.at(most, pool[~shared], risen[~shared])
-    np.minimum.at(begun, pool[~shared], lo[~shared])
-    reported = np.where(series.reportable_at[row] > 0, series.reportable_at[row], series.end[row])
-    return ~(shared & (2 * most[pool] >= risen) & (begun[pool] <= reported))
 
 
 def _by_rank(reduce: np.ufunc, column: np.ndarray, start: Int64s) -> np.ndarray:

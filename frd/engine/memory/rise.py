@@ -8,7 +8,7 @@ of the device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -26,13 +26,11 @@ class Attribution(StrEnum):
     """The process's, beyond what torch's allocator holds."""
     PROCESS = "the rank's process"
     """How much of it belongs to torch is unknown."""
-    OTHER = "another process"
     OUTSIDE = "NCCL, the driver or another process"
     """Not torch's; what the rank's process uses is unknown."""
     UNKNOWN = "unknown"
     """Only the sum over the device is known."""
     HOST = "host memory of the rank"
-    CGROUP = "host memory of others in its cgroup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,9 @@ class MemoryRise:
     took_s: float = 0.0
     """Since the onset."""
     bytes_per_s: float = 0.0
-    """Recent rate; 0 if it does not change."""
+    """Recent rate; 0 if it does not change, or no longer does."""
+    at: int = 0
+    """When this was found (aligned ns)."""
     headroom_bytes: int = -1
     """What is left of the capacity, whichever process uses it; -1 unknown."""
     requested_bytes: int = 0
@@ -98,6 +98,7 @@ def rise_of(
         risen_bytes=int(series.peak[row] - series.high[row]),
         took_s=float(series.end[row] - began_at) / SECOND,
         bytes_per_s=float(series.rate[row]),
+        at=int(series.end[row]),
         headroom_bytes=_headroom(series, row),
         attribution=_attribution(series, row),
         requested_bytes=_requested(failures),
@@ -122,17 +123,9 @@ def failed_rise(rank: int, onset: tuple[int, int], failures: Sequence[Failure]) 
 
 def leak_rise(series: Series, row: int, window_s: float) -> MemoryRise:
     """The rise of a leak over the window in which its trend was measured."""
-    rate = float(series.leak_rate[row])
-    return MemoryRise(
-        rank=int(series.rank[row]),
-        device=series.infos[row].device,
-        onset=(int(series.first[row]), int(series.trend.since(np.array([row]))[0])),
-        risen_bytes=round(rate * window_s),
-        took_s=window_s,
-        bytes_per_s=rate,
-        headroom_bytes=_headroom(series, row),
-        attribution=_attribution(series, row),
-    )
+    rate, began_at = float(series.leak_rate[row]), int(series.trend.since(np.array([row]))[0])
+    risen = rise_of(series, row, (int(series.first[row]), began_at), ())
+    return replace(risen, risen_bytes=round(rate * window_s), took_s=window_s, bytes_per_s=rate)
 
 
 def _requested(failures: Sequence[Failure]) -> int:
@@ -161,17 +154,12 @@ def _attribution(series: Series, row: int) -> Attribution:
     match KINDS[series.kind[row]]:
         case SeriesKind.HOST_USED:
             return Attribution.HOST
-        case SeriesKind.CGROUP_USED:
-            return Attribution.CGROUP
         case SeriesKind.TORCH_RESERVED | SeriesKind.TORCH_ALLOCATED:
             return Attribution.ALLOCATOR
         case kind:
             torch = risen.get(SeriesKind.TORCH_RESERVED, risen.get(SeriesKind.TORCH_ALLOCATED))
-            process = risen.get(SeriesKind.PROCESS_USED)
             if torch is not None and torch >= half_of_rise:
                 return Attribution.ALLOCATOR
-            if kind is SeriesKind.PROCESS_USED or (process is not None and process >= half_of_rise):
+            if kind is SeriesKind.PROCESS_USED:
                 return Attribution.PROCESS if torch is None else Attribution.DRIVER
-            if process is not None:
-                return Attribution.OTHER
             return Attribution.UNKNOWN if torch is None else Attribution.OUTSIDE

@@ -49,7 +49,8 @@ SHARED_KINDS: Final = frozenset({SeriesKind.DEVICE_USED, SeriesKind.CGROUP_USED}
 """Of all processes on the device or in the cgroup; the other kinds are of one process."""
 
 _KEPT: Final = frozenset(
-    {"rank", "kind", "pool", "container", "on_host", "shared", "watched", "leak_seen", "leak_rate"}
+    ("rank", "kind", "pool", "container", "own", "on_host", "shared", "watched")
+    + ("leak_seen", "leak_rate")
 )
 """What a series keeps when its rank is another process: its identity; and its leak, which is over
 when the windows of the new process do not confirm it."""
@@ -65,6 +66,8 @@ class Series(GrowingColumns):
     """Series of one device, or of one node's host memory, have the same."""
     container: Int32s = column(np.int32, -1)
     """The row that shows how much of the capacity is used by all processes; else its own row."""
+    own: Int32s = column(np.int32, -1)
+    """The row that shows how much of it the rank's own processes hold; -1 none."""
     on_host: Bools = column(np.bool_)
     shared: Bools = column(np.bool_)
     watched: Bools = column(np.bool_)
@@ -283,12 +286,13 @@ class Series(GrowingColumns):
         self.grown_at[row[grows]] = self.end[row[grows]]
         young = self.is_young(row)
         risen, left, capacity = self.risen(row), self.headroom(row), self.capacity_of(row)
+        around = self.container[row].astype(np.int64)  # what others take there is not the rank's
+        left += self.taken_by_others(around) * (self.is_others(around) & (around != row))
         large = risen >= policy.memory_min_rise_share * capacity
         large |= risen >= left
         large &= (risen >= policy.memory_min_rise_bytes) & (capacity > 0)
         high = capacity - left >= policy.memory_high_share * capacity
-        soon = left <= policy.memory_horizon_s * self.rate[row]
-        large &= high | (soon & (self.rate[row] > 0))
+        large &= high | self.runs_out(row, left)
         reportable = row[large & ~young & (self.reportable_at[row] == 0)]
         self.reportable_at[reportable] = self.end[reportable]
         patience = np.full(len(row), self.link_ns)
@@ -298,6 +302,11 @@ class Series(GrowingColumns):
         settled = row[self.end[row] - self.grown_at[row] > patience]
         if len(settled):
             self.settle(settled)
+
+    def is_flat(self, row: int) -> bool:
+        """It no longer rises, as stairs do for seconds."""
+        is_still = self.rate[row] <= 0 and self.end[row] - self.grown_at[row] > REVEALED_NS
+        return bool(self.value[row] >= 0 and (is_still or not self.rising[row]))
 
     def is_young(self, row: Int64s) -> Bools:
         """True during warm-up, and for a rise that began then and has not had time to stop."""
@@ -311,6 +320,24 @@ class Series(GrowingColumns):
         """Beyond the usual level, now."""
         risen: Int64s = np.maximum(self.top[row] - self.high[row], 0)
         return risen
+
+    def is_others(self, row: Int64s) -> Bools:
+        """Whole devices and cgroups, of ranks of which is known what they hold there: only that can
+        accuse them."""
+        own = self.own[row]
+        return self.shared[row] & (own >= 0) & (self.first[own] > 0)
+
+    def taken_by_others(self, row: Int64s) -> Int64s:
+        """Of the rise of whole devices and cgroups what is not of ranks on that device or node."""
+        own = np.flatnonzero((self.watched & self.known & ~self.shared)[: self.count])
+        risen = np.where(self.rising[own], self.peak[own], self.top[own]) - self.high[own]
+        of_ranks = np.bincount(self.pool[own], np.maximum(risen, 0), self.count)
+        others = self.peak[row] - self.high[row] - of_ranks[self.pool[row]].astype(np.int64)
+        return np.where(self.shared[row] & self.rising[row], np.maximum(others, 0), 0)
+
+    def runs_out(self, row: Int64s, left: Int64s) -> Bools:
+        """At the present rate `left` is exhausted soon."""
+        return (self.rate[row] > 0) & (left <= self.policy.memory_horizon_s * self.rate[row])
 
     def headroom(self, row: Int64s) -> Int64s:
         """What is left of the capacity, whichever process uses the rest."""

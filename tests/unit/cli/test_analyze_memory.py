@@ -187,10 +187,12 @@ def test_no_samples_at_all(tmp_path: Path) -> None:
 
 SCREEN = """\
 ╭─ memory_spike · open · llama ────────────────────────────────────────────────────────────────────╮
-│ GPU memory of rank 1 rose first: +5.8 GiB in 2.9 s, 34.2 GiB left, exhausted in about 17 s       │
+│ GPU memory of rank 1 rose first: +5.8 GiB in 2.9 s, 34.2 GiB left, exhausted in about 17 s as of │
+│ 08:00:32                                                                                         │
 │                                                                                                  │
 │ suspect  rank 1 on n0: its memory rose first (memory), high confidence                           │
 │          memory of device 1 of rank 1: +5.8 GiB in 2.9 s, 34.2 GiB left, exhausted in about 17 s │
+│          as of 08:00:32                                                                          │
 │ victims  2                                                                                       │
 ╰────────────────────────────────────────────── 047f5d1b32528293 · opened 2027-01-15 08:00:33 UTC ─╯
 samples    2 of 3 ranks on 1 host, 900 samples

@@ -159,8 +159,9 @@ class Witness:
             return ""
         before = ""
         at_ns = end_ns(last, self._shared.real_now())
-        if at_ns is not None and since_ns:
-            ahead_ns = since_ns - self._shared.to_raw(NodeNs(at_ns))
+        ended_ns = self._shared.to_raw(NodeNs(at_ns or 0))
+        if ended_ns and since_ns:
+            ahead_ns = since_ns - ended_ns
             if ahead_ns < 0:
                 return f"{whose} goes on: calls have ended since"
             before = f", {duration_text(ahead_ns / 1e9)} before that was first seen"

@@ -48,6 +48,8 @@ class NodeMemory:
         self._cgroups_at = float("-inf")
         self._kills: dict[Cgroup, int | None] = {}
         """The cgroups that are open, and how often the kernel had killed there at the last look."""
+        self._killed_at: dict[Cgroup, float] = {}
+        """Of kills that no rank is known to have lost a process by."""
 
     def read(self, targets: Sequence[Target], now_s: float, part: Part) -> None:
         """Add to `part` what is read now."""
@@ -59,7 +61,7 @@ class NodeMemory:
                 part.readings.append(rank.reading(SeriesKind.HOST_USED, self._capacity(rank), used))
         if now_s >= self._cgroups_at:
             self._cgroups_at = now_s + _CGROUP_S
-            self._read_cgroups(part)
+            self._read_cgroups(part, now_s)
 
     def close(self) -> None:
         self._processes.close()
@@ -88,8 +90,9 @@ class NodeMemory:
     def _capacity(self, rank: _Rank) -> int:
         return (rank.cgroup.limit if rank.cgroup else 0) or self._machine
 
-    def _read_cgroups(self, part: Part) -> None:
-        """Each cgroup once, however many ranks it holds."""
+    def _read_cgroups(self, part: Part, now_s: float) -> None:
+        """Each cgroup once, however many ranks it holds. The kernel does not say which process it
+        kills: it was of a rank if one has lost a process since, and else another user's."""
         inside: dict[Cgroup, list[_Rank]] = {}
         for rank in self._ranks.values():
             if rank.cgroup is not None:
@@ -104,8 +107,12 @@ class NodeMemory:
                     part.readings.append(
                         rank.reading(SeriesKind.CGROUP_USED, self._capacity(rank), found.used)
                     )
-                if killed > 0:
-                    part.events.append(_kill(rank, group, killed, part.begin_ns))
+            if killed > 0:
+                hit = [rank for rank in ranks if self._processes.has_lost(rank.target.pid)]
+                part.events += [_kill(rank, group, killed, part.begin_ns) for rank in hit]
+                if not hit and now_s - self._killed_at.setdefault(group, now_s) <= _LINGER_S:
+                    continue
+            self._killed_at.pop(group, None)
             self._kills[group] = found.oom_kills
         self._kills = {group: self._kills[group] for group in inside}
 

@@ -18,6 +18,7 @@ with the same pid.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -109,6 +110,11 @@ class ProcessMemory:
         own = sum([_kib(raw, name) for name in _COUNTED]) * 1024
         return own + sum([self._growth(child) for child in self._below.get(pid, ())])
 
+    def has_lost(self, pid: int | None) -> bool:
+        """It has no memory any more, or a child of the last scan has none; or it is unknown."""
+        below = filter(None, map(self._children.get, self._below.get(pid or 0, ())))
+        return self.used(pid or 0) == NO_SAMPLE or not all(_private(_pread(c.statm)) for c in below)
+
     def _growth(self, pid: int) -> int:
         if (child := self._children.get(pid)) is None:
             return 0
@@ -147,12 +153,9 @@ def _pread(fd: int) -> bytes:
 
 def _read(path: str) -> bytes:
     """Empty when it cannot be read."""
-    if (fd := _open(path)) is None:
-        return b""
-    try:
-        return _pread(fd)
-    finally:
-        os.close(fd)
+    with contextlib.suppress(OSError):
+        return Path(path).read_bytes()
+    return b""
 
 
 def total_bytes(proc: Path = PROC) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from frd.forms import exit_text
-from frd.model import NodeNs, NodeRawNs, RankState, RankStatus, Stage
+from frd.model import NodeRawNs, RankState, RankStatus, Stage
 from frd_agent import tap
 from frd_agent.proc import Vital
 from frd_agent.ranks.forming.stage_files import StageReport
@@ -43,7 +43,7 @@ class FormingRank:
         self._stage: Stage | None = None
         self._said: StageReport | None = None
         self._state, self.detail = RankState.LIVE, ""
-        self._since_ns = shared.time.one_to_raw(claim.started_at_ns)
+        self._since_ns = shared.time.until(claim.started_at_ns)
 
     def __str__(self) -> str:
         key = self.identity.attempt
@@ -90,7 +90,7 @@ class FormingRank:
 
     def exited(self, record: ExitRecord | None, now_ns: NodeRawNs) -> None:
         """The process is gone. How it ended is text: no rank is lost that has never been one."""
-        recorded_at_ns = None if record is None else self._shared.time.one_to_raw(record.at_ns)
+        recorded_at_ns = self._shared.time.one_to_raw(record.at_ns) or None if record else None
         how, at_ns = self.process.ended(record, recorded_at_ns, now_ns)
         self.end(now_ns, f"{ENDED}: {exit_text(how)}" if exit_text(how) else ENDED, at_ns)
 
@@ -122,12 +122,8 @@ class FormingRank:
 
 def stage_of(report: StageReport, shared: RankContext) -> Stage:
     """In the node's raw time. A time of the future is taken as now, one before the boot as 1."""
-    now_ns = shared.time.look().real_ns
-    since_ns, as_of_ns = (
-        max(shared.time.one_to_raw(NodeNs(min(at_ns, now_ns))), 1)
-        for at_ns in (report.since_ns, report.as_of_ns)
-    )
-    return Stage(report.op, NodeRawNs(since_ns), NodeRawNs(max(as_of_ns, since_ns)))
+    since_ns, as_of_ns = map(shared.time.until, (report.since_ns, report.as_of_ns))
+    return Stage(report.op, since_ns, max(as_of_ns, since_ns))
 
 
 def _written(report: StageReport) -> str:

@@ -232,7 +232,7 @@ class Forming:
         return process
 
     def _age_s(self, report: StageReport, now_ns: NodeRawNs) -> float:
-        return (now_ns - self._shared.time.one_to_raw(report.as_of_ns)) / 1e9
+        return (now_ns - self._shared.time.until(report.as_of_ns)) / 1e9
 
     def _drop_gone(self, reports: Collection[str], now_ns: NodeRawNs) -> None:
         for token, claimant in list(self._claimants.items()):

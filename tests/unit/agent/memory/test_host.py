@@ -141,6 +141,19 @@ def test_real_processes_are_read_and_let_go() -> None:
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
+def test_a_child_that_was_killed_is_lost() -> None:
+    """A real child of this process that has not been waited for."""
+    host = ProcessMemory()
+    child = subprocess.Popen(["sleep", "60"])
+    host.look_around([os.getpid()], 0.0)
+    assert not host.has_lost(os.getpid())
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert host.has_lost(os.getpid())
+    child.wait()
+    host.close()
+
+
 # -- cgroups -----------------------------------------------------------------------------------
 
 
@@ -311,6 +324,28 @@ def test_ranks_of_one_cgroup_share_its_reading(
     assert {r.series.kind for r in again.readings} == {SeriesKind.HOST_USED}
     assert again.readings[0].series == first.readings[0].series
     assert len(read(node, ranks, 100.5).readings) == 5
+
+
+def test_a_kill_is_of_the_rank_that_has_lost_a_process(
+    proc: Proc, host: ProcessMemory, tmp_path: Path
+) -> None:
+    """Two ranks and another user share a session. The kernel kills a process of the other one: no
+    event, also if a rank ends an hour later. It kills a data loader of rank 1, which is seen to be
+    dead a second after the count."""
+    proc.rank(10, anon=4096)
+    proc.rank(11, anon=4096)
+    proc.child(12, 11, private=500, stack=8888)
+    box = cgroup.Cgroup(unified(tmp_path, "box", 9000, kills=0), "/box", GIB, cgroup._V2)
+    node = NodeMemory(host, lambda pid: box, machine_bytes=64 * GIB)
+    ranks = [target(0, 10), target(1, 11)]
+    assert read(node, ranks, 100.0).events == []
+    unified(tmp_path, "box", 9000, kills=1)
+    assert [read(node, ranks, 100.0 + s).events for s in (1, 2, 3, 4, 5)] == [[]] * 5
+    unified(tmp_path, "box", 9000, kills=2)
+    assert read(node, ranks, 106.0).events == []
+    proc.write(12, "statm", "0 0 0 0 0 0 0\n")
+    assert [event.rank for event in read(node, ranks, 107.0).events] == [1]
+    assert read(node, ranks[1:], 108.0).events == []
 
 
 def test_a_kill_of_the_kernel_is_an_event(proc: Proc, host: ProcessMemory, tmp_path: Path) -> None:

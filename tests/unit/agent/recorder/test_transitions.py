@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from frd.flight.entry import Hole
@@ -264,6 +265,18 @@ def test_a_final_dump_is_read_whole() -> None:
     tracker = RecorderTracker(to_raw=lambda stamps: stamps + next(later))
     diff = tracker.apply(dump([nccl(0, 1), nccl(1, 2)]), T0, naming(), is_final=True)
     assert changes(diff) == [(1, J | C), (2, J | C)]
+
+
+def test_an_op_whose_stamp_no_clock_has_shown_is_open_since_it_was_read() -> None:
+    """The wall clock was set back before the agent began: the time of an op is unknown, which is
+    what its row says. That it is open is known from the first dump on, in every later one too."""
+    tracker, names = RecorderTracker(to_raw=np.zeros_like), naming()
+    for later in range(3):
+        entries = [gloo(0, 1, done=False), gloo(1, 1, done=False, pg_id=1)][: later + 1]
+        tracker.apply(dump(entries), LATER + later, names)
+    assert [row[4] for row in tracker.open.rows()] == [0, 0]
+    marks = [progress.watermarks for progress in tracker.groups]
+    assert [mark.head_created_ns for mark in marks] == [LATER, LATER + 1]
 
 
 def test_a_coalesced_collective_is_over_when_its_last_part_is(ring: Ring) -> None:

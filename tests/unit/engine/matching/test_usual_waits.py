@@ -14,7 +14,7 @@ from frd.engine.matching.learned_pauses import JobPauses, LearnedPauses
 from frd.engine.matching.usual_waits import LongWait, WaitHistory, united
 from frd.engine.policy import Policy
 from frd.errors import StoreError
-from frd.model import AlignedNs, Change, RankState, Severity
+from frd.model import AlignedNs, Change, Flags, RankState, Severity, Signature
 from frd.service.findings.evaluator import Evaluator
 from frd.service.findings.keepers import LocalKeeper
 from frd.service.ingest.shared import Shared
@@ -26,6 +26,7 @@ from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits, read
 from frd.store.records import Record, RecordKind
 from tests.unit.service.journal.test_replay import incident, recorded
+from tests.world import observe
 from tests.world.job import START, Job
 
 S = 1_000_000_000
@@ -95,6 +96,25 @@ def test_a_hang_is_still_found_in_a_job_that_pauses() -> None:
         assert again.events == []
         again.run(5)
         assert [s.rank for s in again.only().suspects] == [0]
+
+
+def test_a_time_that_is_unknown_teaches_nothing() -> None:
+    """A rank enters collectives of a running job at times that its agent cannot know: no pause is
+    learned from them, and nothing is reported."""
+    job = started(Engine(POLICY), 0)
+    for seq in range(5):
+        job.join("dp", [1, 2, 3], seq)
+        observe.entries(
+            job.attempt, 0, job.handles["dp"], seq, Flags.JOINED,
+            signature=Signature("gloo", "all_reduce", ((4,),), ((4,),)), created=0, now=job.now,
+        )  # fmt: skip
+        job.marks["dp", 0][:] = [seq, -1, seq - 1, job.now]
+        job.run(1)
+        job.complete("dp", range(4), seq).run(3)
+    job.now = AlignedNs(job.now + 700 * S)
+    job.all_reduce("dp", 5).run(3)
+    assert threshold_s(job) == POLICY.stall_after_s
+    assert (job.engine.learned, job.events) == ([], [])
 
 
 @pytest.mark.parametrize("comes", [False, True])

@@ -27,10 +27,11 @@ from frd.model import (
     Reason,
     SeriesInfo,
     SeriesKind,
+    Severity,
 )
 from tests.world import memory as memory_world
 from tests.world import observe
-from tests.world.memory import GIB, Curve, S, at, level, plus, ramp, step
+from tests.world.memory import GIB, Curve, S, at, level, plus, ramp, stairs, step
 from tests.world.observe import rank_info
 
 KEY = AttemptKey("job", 0)
@@ -97,13 +98,59 @@ def test_what_people_read() -> None:
     assert (suspect.reason, suspect.confidence) == (Reason.MEMORY, Confidence.HIGH)
     assert finding.summary == (
         "host memory of rank 2 rose first: +5.7 GiB in 1.9 s, 8.3 GiB left, "
-        "exhausted in about 2.8 s"
+        "exhausted in about 2.8 s as of 08:00:21"
     )
     assert suspect.evidence == (
-        "host memory: +5.7 GiB in 1.9 s, 8.3 GiB left, exhausted in about 2.8 s; "
+        "host memory: +5.7 GiB in 1.9 s, 8.3 GiB left, exhausted in about 2.8 s as of 08:00:21; "
         "held by the rank's process or its children; "
         "in all_reduce #1 on default_pg when it began"
     )
+
+
+def test_a_forecast_goes_when_memory_is_flat() -> None:
+    """Memory of rank 1 rises by 3 GiB a second and stops at half: the first text says when the
+    forecast was made, the next one has none, and after the end it does not come back."""
+    job = Job(CALM, plus(CALM, ramp(20, 2, 7)))
+    texts = [event.finding.summary for event in job.run(400)]
+    assert " left, exhausted in about " in texts[0]
+    assert " s as of 08:00:2" in texts[0]
+    assert [("exhausted" in text) for text in texts[1:]] == [False] * (len(texts) - 1)
+    assert len(texts) > 1
+
+
+def test_a_forecast_goes_before_the_finding_closes() -> None:
+    """Memory falls back within seconds: the closed finding foresees nothing."""
+    job = Job(CALM, plus(CALM, ramp(20, 3, 9), lambda t: -step(23, 9)(t)))
+    *_, closed = (event.finding for event in job.run(60))
+    assert closed.close_reason == "memory fell back"
+    assert "exhausted" not in closed.summary + closed.suspects[0].evidence
+
+
+def test_stairs_keep_their_forecast() -> None:
+    """A rise that pauses for three seconds after every step goes on."""
+    job = Job(CALM, plus(CALM, stairs(20, 2, 3)))
+    [opened, *more] = job.run(36)
+    assert not more
+    assert "exhausted in about" in opened.finding.summary
+
+
+def test_others_memory_is_said_of_the_node() -> None:
+    """Another user of a node fills the cgroup of two ranks within seconds: no rank is accused, no
+    rank is a victim, and the text says where it is."""
+    job = Job(CALM, CALM, CALM, CALM)
+    cgroups = []
+    for rank in (2, 3):
+        cgroups.append(job.attempt.memory_series(SeriesInfo(rank, SeriesKind.CGROUP_USED)))
+        job.handles.append(cgroups[-1])
+        job.curves = (*job.curves, plus(level(5), ramp(20, 1)))
+    [opened, *_] = job.run(30)
+    finding = opened.finding
+    assert (finding.kind, finding.severity) == (Kind.MEMORY_SPIKE, Severity.WARNING)
+    assert (finding.suspects, finding.victims, finding.unknown) == ((), (), ())
+    assert finding.summary.startswith(
+        "host memory of node1 is taken by processes of no rank: +1.9 GiB in 1.9 s, "
+    )
+    assert "exhausted in about" in finding.summary
 
 
 INSIDE, OVER = Flags.JOINED, Flags.JOINED | Flags.COMPLETED
@@ -249,13 +296,11 @@ def test_one_line(incident: MemoryIncident, text: str) -> None:
             "; held by the rank's process, but not by torch's allocator: NCCL or the driver",
         ),
         (Attribution.PROCESS, "; held by the rank's process"),
-        (Attribution.OTHER, "; held by another process"),
         (
             Attribution.OUTSIDE,
             "; not held by torch's allocator: NCCL, the driver or another process",
         ),
         (Attribution.HOST, "; held by the rank's process or its children"),
-        (Attribution.CGROUP, "; held by another process in the rank's cgroup"),
         (Attribution.UNKNOWN, ""),
     ],
 )

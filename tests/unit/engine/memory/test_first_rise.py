@@ -244,10 +244,6 @@ WHOSE: dict[str, tuple[list[Row], Attribution]] = {
         device(0, device_used=GROWS, process_used=GROWS),
         Attribution.PROCESS,
     ),
-    "another process": (
-        device(0, device_used=GROWS, process_used=level(9), torch_reserved=level(8)),
-        Attribution.OTHER,
-    ),
     "not the allocator, its process unknown": (
         device(0, device_used=GROWS, torch_reserved=level(8)),
         Attribution.OUTSIDE,
@@ -256,10 +252,6 @@ WHOSE: dict[str, tuple[list[Row], Attribution]] = {
     "the process on the host": (
         [Row(0, GROWS, SeriesKind.HOST_USED), Row(0, GROWS, SeriesKind.CGROUP_USED)],
         Attribution.HOST,
-    ),
-    "others in the cgroup": (
-        [Row(0, level(2), SeriesKind.HOST_USED), Row(0, GROWS, SeriesKind.CGROUP_USED)],
-        Attribution.CGROUP,
     ),
 }
 
@@ -277,6 +269,100 @@ def test_the_neighbour_on_a_device_is_no_suspect() -> None:
     rows = device(0, device_used=GROWS, process_used=GROWS)
     rows += device(1, device_used=GROWS, process_used=level(3))
     assert [one.ranks for one in last_of_each(play(Job(rows, 45)))] == [(0,)]
+
+
+def in_cgroup(*own: Curve, whole: Curve, node: str = "a", first: int = 0) -> list[Row]:
+    """Ranks of one cgroup: what each of them holds, and what all processes there hold."""
+    rows = []
+    for rank, curve in enumerate(own, first):
+        rows.append(Row(rank, curve, SeriesKind.HOST_USED, node=node, capacity=32 * GIB))
+        rows.append(Row(rank, whole, SeriesKind.CGROUP_USED, node=node, capacity=32 * GIB))
+    return rows
+
+
+def gpu(*own: Curve, whole: Curve) -> list[Row]:
+    """The same for processes on one device."""
+    return [
+        Row(rank, one, kind, device="GPU-0")
+        for rank, curve in enumerate(own)
+        for kind, one in ((SeriesKind.DEVICE_USED, whole), (SeriesKind.PROCESS_USED, curve))
+    ]
+
+
+LEAK_POLICY = Policy(memory_warmup_s=10, memory_leak_window_s=96)
+OWN = level(2)
+TAKEN = {
+    "another user of a session fills its cgroup": in_cgroup(
+        OWN, OWN, whole=plus(level(9), ramp(30, 2, 23))
+    ),
+    "the only rank of a container, whose neighbour does": in_cgroup(
+        OWN, whole=plus(level(9), ramp(30, 2))
+    ),
+    "another process fills a device that two ranks share": gpu(
+        level(20), level(20), whole=plus(level(45), ramp(30, 3))
+    ),
+    "ranks grow a little, another process much": in_cgroup(
+        *(plus(OWN, ramp(30, 0.1, 1)) for _ in range(2)), whole=plus(level(9), ramp(30, 2))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_others_take_accuses_no_rank(name: str) -> None:
+    """It is said only when it will run out within a minute, and names no rank."""
+    [incident, *_] = versions = play(Job(TAKEN[name], 45))
+    assert incident.of_others
+    assert len(last_of_each(versions)) == 1
+    assert incident.rises[0].exhausted_in_s is not None
+    assert incident.rises[0].exhausted_in_s < Policy().memory_horizon_s
+
+
+CALM_THERE = {
+    "far from full": in_cgroup(OWN, OWN, whole=plus(level(9), ramp(30, 0.1, 12))),
+    "nearly full, with a minute and more left": in_cgroup(
+        OWN, OWN, whole=plus(level(28), ramp(30, 0.01, 2))
+    ),
+    "full from one sample to the next, and then still": in_cgroup(
+        OWN, OWN, whole=plus(level(9), step(30, 22))
+    ),
+    "slowly, for minutes": in_cgroup(OWN, OWN, whole=plus(level(9), ramp(12, 0.02))),
+    "on a device": gpu(level(20), level(20), whole=plus(level(45), step(30, 33))),
+}
+
+
+@pytest.mark.parametrize("name", CALM_THERE)
+def test_what_others_take_slowly_is_no_incident(name: str) -> None:
+    """Others use memory of the node, as they may: it will not run out soon."""
+    assert play(Job(CALM_THERE[name], 250, policy=LEAK_POLICY)) == []
+
+
+def test_others_add_no_victim_and_hide_no_suspect() -> None:
+    """Memory of rank 1 rises on its own node while another process fills the node of ranks 2-3,
+    and before that a little of the node of ranks 0-1."""
+    rows = in_cgroup(OWN, plus(OWN, ramp(30, 2)), whole=plus(level(9), step(27, 1), ramp(30, 2)))
+    rows += in_cgroup(OWN, OWN, whole=plus(level(9), ramp(29, 3)), node="b", first=2)
+    own, others = sorted(last_of_each(play(Job(rows, 38))), key=lambda one: one.of_others)
+    assert (own.ranks, own.victims, own.unknown) == ((1,), set(), set())
+    assert own.confidence is Confidence.HIGH
+    assert (others.of_others, others.ranks) == (True, (2, 3))
+
+
+def test_a_leak_of_one_rank_in_a_shared_cgroup() -> None:
+    """All ranks of a pod have the series of the rank that leaks, which is named alone."""
+    leak = ramp(12, 0.02)
+    rows = in_cgroup(OWN, plus(OWN, leak), OWN, whole=plus(level(9), leak))
+    incident = only(play(Job(rows, 250, policy=LEAK_POLICY)))
+    assert (incident.leak, incident.common, incident.ranks) == (True, False, (1,))
+
+
+@pytest.mark.parametrize("foreseen", [False, True])
+def test_a_kill_where_others_took_the_memory_accuses_no_rank(foreseen: bool) -> None:
+    """Another process fills the cgroup, and the kernel kills rank 1, which held what it always
+    does: an OOM of rank 1 whose cause is none of the ranks."""
+    whole = plus(level(9), ramp(30, 2) if foreseen else step(34, 22))
+    kill = Failure(34.6, rank=1, device="", kind=MemoryEventKind.OOM_KILL)
+    *_, last = play(Job(in_cgroup(OWN, OWN, whole=whole), 37, [kill]))
+    assert (last.kind, last.of_others, last.failed) == (Kind.OOM, True, {1})
 
 
 @pytest.mark.parametrize("noise_gib", [0.0, 0.01])
@@ -388,8 +474,6 @@ def test_a_kill_is_about_host_memory() -> None:
 
 # -- leaks ---------------------------------------------------------------------------------------
 
-LEAK_POLICY = Policy(memory_warmup_s=10, memory_leak_window_s=96)
-
 
 def test_a_leak_is_called_one() -> None:
     """The floor of a saw-tooth rises slowly: reported for one rank, long before memory is short."""
@@ -412,7 +496,7 @@ def test_a_leak_of_all_ranks_is_common_though_some_windows_end_later() -> None:
 def test_a_leak_that_stops_is_over() -> None:
     """The trend has not been seen for a while."""
     reports = play(rising(320, {1: ramp(20, 0.02, 3.2)}, of=2, policy=LEAK_POLICY))
-    assert [one.over for one in reports] == ["", "memory no longer rises"]
+    assert [one.over for one in reports] == ["", "", "memory no longer rises"]
 
 
 # -- the end of incidents ------------------------------------------------------------------------

@@ -205,7 +205,7 @@ def test_a_leak_that_no_sample_confirms_is_not_named_again() -> None:
         reported = series if leaks else series[:1]
         observe(memory, reported, [second], [used] * len(reported), now_s=second)
         history.advance(at(second + 1))
-    assert [one.over for one in history.versions] == ["", "memory no longer rises"]
+    assert [one.over for one in history.versions] == ["", "", "memory no longer rises"]
 
 
 # -- samples of many nodes as a table --------------------------------------------------------------

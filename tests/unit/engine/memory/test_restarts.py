@@ -44,10 +44,13 @@ def test_a_finding_that_was_closed_by_hand_stays_closed() -> None:
 
 
 def test_memory_that_falls_back_ends_the_earlier_finding() -> None:
-    """What the earlier process opened is over as if it had gone on."""
+    """What the earlier process opened is over as if it had gone on. Its forecast goes first."""
     earlier = spike_at(26)
     job = restarted(earlier, rank_1=plus(CALM, ramp(20, 1, 7), step(27, -7)))
-    (closed,) = job.run(40)
+    updated, closed = job.run(40)
+    assert updated.finding.id == earlier.id
+    assert "exhausted in" in earlier.summary
+    assert "exhausted in" not in updated.finding.summary + closed.finding.summary
     assert (closed.change, closed.finding.id) == (CLOSED, earlier.id)
     assert closed.finding.close_reason == "memory fell back"
 

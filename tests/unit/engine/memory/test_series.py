@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from frd.engine.memory.baseline import BIN_NS, Bins
-from frd.engine.memory.onset import current_rises
+from frd.engine.memory.onset import Side, current_rises
 from frd.engine.memory.series import KINDS, Series
 from frd.engine.memory.trend import FLOORS, Trend
 from frd.engine.policy import Policy
@@ -129,12 +129,13 @@ def test_a_jump_has_no_rate() -> None:
 
 def test_what_filled_a_device_before_is_not_what_the_process_took() -> None:
     """Another process fills the device at 30 s, which is worth a finding; the rank's own rises at
-    40 s. The rise that began first speaks for the rank."""
+    40 s. The rank's rise is that of the rank's process."""
     device = plus(level(10), step(30, 30), ramp(30, 2, 30), ramp(40, 4))
     own = plus(level(10), ramp(40, 10, 40))
     kinds = (SeriesKind.DEVICE_USED, SeriesKind.PROCESS_USED)
     made = fed(device, own, until=44, kinds=kinds)
     assert made.reportable_at[0] > 0
-    found = current_rises(made, on_host=False, policy=POLICY)
-    assert found.row.tolist() == [0]
-    assert (found.hi[0] - EPOCH) / S == pytest.approx(30, abs=0.2)
+    made.own[:] = 1
+    found = current_rises(made, Side(on_host=False, of_others=False), POLICY)
+    assert found.row.tolist() == [1]
+    assert (found.hi[0] - EPOCH) / S == pytest.approx(40, abs=0.2)
