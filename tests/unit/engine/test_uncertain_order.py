@@ -176,8 +176,8 @@ def test_when_not_all_can_be_named_the_surest_are() -> None:
     (diagnosis,) = diagnose(snapshot, scene.stalls())
     named = claim_of(snapshot, diagnosis, Policy(max_suspects=2)).suspects
     assert [(suspect.rank, suspect.confidence.value) for suspect in named] == [
-        (0, "medium"),
         (3, "high"),
+        (0, "medium"),
     ]
 
 
