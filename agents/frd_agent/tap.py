@@ -76,13 +76,14 @@ calls these functions of theirs, and constants (tests/unit/agent/tap/test_tap_ca
   program that joins or counts all threads, or traces new ones, does not meet it.
 - `threading`: Event, main_thread. No other object has the locks of an Event.
 - `atexit`: register. Once, on the thread that imports torch.distributed, like register_at_fork.
-- `_signal`: pthread_sigmask, valid_signals, sigtimedwait. They concern the calling thread.
+- `_signal`: pthread_sigmask, valid_signals, sigtimedwait, which concern the calling thread, and
+  getsignal.
 - `os`: open, read, write, pwrite, close, unlink, replace, ftruncate, fchmod, chmod, mkdir, stat,
   lstat, fstat, readlink, access, listdir, sysconf, urandom, getpid, getuid, geteuid, fsencode,
   path, environ, register_at_fork; `fcntl`: flock; `socket`: gethostname; `time`: time, time_ns,
   monotonic, monotonic_ns, thread_time, sleep. System calls; of the environment it reads single
   variables.
-- `sys`: modules, _current_frames. Each is read in one step, under the GIL.
+- `sys`: modules, _current_frames, _current_exceptions. Each is read in one step, under the GIL.
 - `json`: dumps, JSONDecoder; `struct`: Struct; `re`: compile; `zlib`: crc32; `stat`: S_ISDIR,
   S_ISLNK; `itertools`: count, chain, repeat, islice, accumulate; `operator`: itemgetter,
   attrgetter, is_; `contextlib`: suppress, contextmanager; `collections`: deque. All values are
@@ -101,6 +102,7 @@ import ctypes
 import fcntl
 import itertools
 import json
+import math
 import operator
 import os
 import re
@@ -228,6 +230,8 @@ STAGE_EVERY_S = 3.0
 PAUSE_S = 0.05
 """Between the removal of the socket's name and the end of the interpreter: requests that are under
 way still get the GIL."""
+INTERRUPT_S = 5.0
+"""How long after the last sign of a Ctrl-C a program ends because of it."""
 JOIN_S = 2.0
 """Longest wait for the exit record at interpreter exit (a hung file system)."""
 
@@ -510,13 +514,14 @@ def _run(
         tap.serve()
         host = Throttle(PUBLISH_S)
         groups, memory, counters = Throttle(TICK_S), Throttle(TICK_S), Throttle(PUBLISH_S)
-        stages, phases = Throttle(PUBLISH_S), Throttle(TICK_S)
+        stages, phases, ends = Throttle(PUBLISH_S), Throttle(TICK_S), Throttle(TICK_S)
         dumps = Throttle(PUBLISH_S, DUMP_MAX_S)
         while not stop.is_set():
             memory.run(tap.publish_memory)
             host.run(tap.publish_host)
             groups.run(tap.follow_groups)
             phases.run(tap.publish_phases)  # before counters: at their time the phases are known
+            ends.run(tap.look_for_end)
             counters.run(tap.publish_counters)
             dumps.run(tap.publish_dumps)
             stages.run(stage.look_at_rank if tap.rests else stage.end)
@@ -680,6 +685,22 @@ def of_main_thread(*attributes: str) -> list[Any]:
     with contextlib.suppress(AttributeError, LookupError):  # beyond the outermost frame
         found.extend(map(operator.attrgetter(*attributes), itertools.accumulate(steps, getattr)))
     return found
+
+
+def handles_interrupt() -> bool:
+    """The main thread is in an `except` or `finally` of a KeyboardInterrupt.
+
+    Looked up inside one call of C code, which keeps only the type, see the module.
+    """
+    now = getattr(sys, "_current_exceptions", None)  # from Python 3.10 on
+    if now is None or not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return False
+    main = map(operator.itemgetter(threading.main_thread().ident), iter(now, None))
+    kind = type if sys.version_info >= (3, 12) else operator.itemgetter(0)  # of `sys.exc_info()`
+    found: list[Any] = []
+    with contextlib.suppress(LookupError, TypeError):  # it handles none
+        found.extend(map(kind, itertools.islice(main, 1)))
+    return KeyboardInterrupt in found
 
 
 def stage_in(codes: list[CodeType]) -> str:
@@ -1434,8 +1455,10 @@ class Tap:
         self._ranks_here = ranks_here(environ, self._membership.world_size)
         init_method = getattr(c10d, "_default_pg_init_method", None)
         self._identity = identity_of(environ, token, init_method)
-        self._identity |= {"shm": token + ".shm", "dumps": None}
+        self._identity |= {"shm": token + ".shm", "dumps": None, "raised": None}
         self._phases: list[Scope] = []
+        self._raised = id(None)
+        self._interrupted_at, self._heeded_at = -math.inf, -math.inf
         self._rows: list[Row] | None = None
         self._dumped: list[Row] | None = None
         """The counters at the last dump."""
@@ -1530,6 +1553,27 @@ class Tap:
             self._files.write_phases(phases)
             self._phases = phases
 
+    def look_for_end(self) -> None:
+        """The program may be killed while it leaves: an exception that the interpreter has printed
+        is published before the program has ended."""
+        now = time.monotonic()
+        if handles_interrupt():
+            self._interrupted_at = now
+        if _signal.getsignal(_signal.SIGINT) is not _signal.SIG_IGN:
+            self._heeded_at = now
+        raised = id(getattr(sys, "last_value", None))
+        if raised != self._raised:
+            self._raised = raised
+            self._identity["raised"] = _exit_record(time.time_ns())
+            self.publish_identity()
+
+    def _was_interrupted(self) -> bool:
+        """A Ctrl-C is how the program ends: a moment ago it handled a KeyboardInterrupt, or began
+        to ignore further ones, as programs do that react by an orderly end."""
+        since = time.monotonic() - INTERRUPT_S
+        is_ignored = _signal.getsignal(_signal.SIGINT) is _signal.SIG_IGN
+        return self._interrupted_at >= since or (is_ignored and self._heeded_at >= since)
+
     def close(self) -> None:
         """At exit: write how the program ended, and accept no more requests."""
         at_ns = time.time_ns()
@@ -1538,7 +1582,7 @@ class Tap:
                 os.unlink(os.path.join(self._directory, self._identity["socket"]))
                 self._identity.update(socket=None, socket_error="the program has ended")
                 time.sleep(PAUSE_S)
-            self._identity["exit"] = _exit_record(at_ns)
+            self._identity["exit"] = _exit_record(at_ns, is_interrupted=self._was_interrupted())
             self.publish_memory()
             self.publish_phases()
             self.publish_identity()
@@ -1590,25 +1634,42 @@ def _start_server(ext: Any, path: str) -> Any:
         os.close(directory)
 
 
-def _exit_record(at_ns: int) -> dict[str, Any]:
+def _exit_record(at_ns: int, *, is_interrupted: bool = False) -> dict[str, Any]:
     """The uncaught exception is the one that the interpreter printed last (`sys.last_type`).
     It never prints SystemExit: the agent gets the exit status from the kernel."""
     record: dict[str, Any] = {"kind": "clean", "detail": "", "at_ns": at_ns}
-    raised = getattr(sys, "last_type", None)
-    if raised is not None:
-        detail = raised.__name__
+    if is_interrupted:
+        record["interrupted"] = True
+    if getattr(sys, "last_type", None) is not None:
+        error = sys.last_value
+        with contextlib.suppress(Exception):
+            error = _own(error)
+        detail = type(error).__name__
         with contextlib.suppress(Exception):  # str() of a user's exception is a user's code
-            message = str(sys.last_value).strip()
+            message = str(error).strip()
             first = message.partition("\n")[0]
             detail += ": " + first if first else ""
             if _IN_A_WORKER in message:
                 record["original"] = _printable(message[-MAX_ORIGINAL:], MAX_ORIGINAL)
         with contextlib.suppress(Exception):
-            if _while_interrupted(sys.last_value):
+            if _while_interrupted(error):
                 record["interrupted"] = True
-        frames = _frames(getattr(sys, "last_traceback", None))
+        frames = _frames(getattr(error, "__traceback__", None))
         record.update(kind="exception", detail=_printable(detail), frames=frames)
     return record
+
+
+def _own(error: Any) -> Any:
+    """The exception during which a handler of SIGTERM raised `error`, if that is how it came."""
+    handler = getattr(_signal.getsignal(_signal.SIGTERM), "__code__", None)
+    for _ in range(MAX_FRAMES):
+        cause, traceback = error.__context__, error.__traceback__
+        while traceback is not None and traceback.tb_frame.f_code is not handler:
+            traceback = traceback.tb_next
+        if handler is None or traceback is None or cause is None:
+            break
+        error = cause
+    return error
 
 
 def _while_interrupted(error: Any) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from signal import SIGINT, SIGKILL, valid_signals
+from signal import SIGINT, SIGKILL, SIGTERM, valid_signals
 from typing import Final
 
 from frd.flight.stacks.text import StackFrame, own_of
@@ -40,11 +40,14 @@ def exit_info(record: ExitRecord | None, wait_status: int | None) -> ExitInfo:
     if record is not None and record.kind == "exception":
         frames = [StackFrame(file, str(line), name) for file, line, name in record.frames]
         exception, where = _worker_exception(record) or (record.detail, _place(frames))
-        if record.interrupted:
-            exception = f"{_INTERRUPT}, then {exception}"
+    if record is not None and record.interrupted and not exception.startswith(_INTERRUPT):
+        exception = f"{_INTERRUPT}, then {exception}" if exception else _INTERRUPT
+    kind = _kind(record, exception, killed_by, status)
+    by_signal = killed_by or _signal_in(status)
     return ExitInfo(
-        kind=_kind(record, exception, killed_by, status),
-        signal=killed_by or _signal_in(status),
+        kind=kind,
+        # It came while the program left because of its own exception.
+        signal=0 if kind is ExitKind.EXCEPTION and by_signal == SIGTERM else by_signal,
         status=status,
         exception=exception,
         where=where,

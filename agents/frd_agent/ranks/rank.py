@@ -55,6 +55,9 @@ MAX_RANKS: Final = 512
 _DUMP_TIMEOUT_S: Final = 3.0
 _STOPPED_AGE_S: Final = 1.5
 """A stopped process whose counters are younger than this may be running again already."""
+_LEAVES_WITHIN_NS: Final = 60_000_000_000
+"""An exception that was printed longer before the end was survived, as by an interactive
+interpreter."""
 _MOVING_S: Final = 10.0
 """A rank that has made progress within this time is training."""
 
@@ -295,7 +298,12 @@ class Rank:
         self._update_last_progress()
         self._update_phases()
         self.gone_at_ns = now_ns
-        how, at_ns = self.process.ended(self.identity.exit, self.exit_recorded_at_ns, now_ns)
+        record, recorded_at_ns = self.identity.exit, self.exit_recorded_at_ns
+        if record is None and (raised := self.identity.raised) is not None:  # then it was killed
+            raised_at_ns = self._shared.time.one_to_raw(raised.at_ns)
+            if raised_at_ns and now_ns - raised_at_ns <= _LEAVES_WITHIN_NS:
+                record, recorded_at_ns = raised, raised_at_ns
+        how, at_ns = self.process.ended(record, recorded_at_ns, now_ns)
         self._report(state_after(how), at_ns, exit_text(how), how)
         self.close()
         self.reports.wake()

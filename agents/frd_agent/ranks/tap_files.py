@@ -43,7 +43,8 @@ class ExitRecord(msgspec.Struct, frozen=True):
     """The end of the traceback of a data loader's worker, as text, where the exception was one of a
     worker."""
     interrupted: bool = False
-    """The exception was raised while a KeyboardInterrupt was handled."""
+    """A Ctrl-C came a moment before, or the exception was raised while a KeyboardInterrupt was
+    handled."""
 
 
 class TapGroup(msgspec.Struct, frozen=True):
@@ -89,6 +90,8 @@ class TapIdentity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     run: _Text = ""
     """The launch of the job, by the address where its ranks meet; empty if unknown."""
     exit: ExitRecord | None = None
+    raised: ExitRecord | None = None
+    """An exception that the interpreter has printed while the program had not ended."""
 
     def __post_init__(self) -> None:
         token, size = self.token, self.world_size
