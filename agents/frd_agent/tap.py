@@ -31,6 +31,11 @@ with torch 2.13 on CPUs, and what needs a GPU with torch 2.11:
   not a SIGBUS, and a slow disk is waited for without the GIL. A checksum guards readers on any
   memory model. No descriptor stays open: if a program closed it as unknown, the next file that the
   program opens would get its number and be overwritten.
+- A program that handles a KeyboardInterrupt leaves no trace of it. So Python's own handler, in C,
+  writes the numbers of signals into a pipe (signal.set_wakeup_fd). Its descriptors are so high that
+  no file of the program gets them if they are closed; nothing waits for it; asyncio takes its place
+  where a program uses that; and it goes where trio is imported, which would warn. Forked children
+  have none.
 - The tap keeps no reference to a process group, so none is destroyed late or on this thread.
 - Nothing is imported on the thread: a fork at that moment would leave an import lock held. No file
   is opened as text there, because that may import a codec.
@@ -76,14 +81,14 @@ calls these functions of theirs, and constants (tests/unit/agent/tap/test_tap_ca
   program that joins or counts all threads, or traces new ones, does not meet it.
 - `threading`: Event, main_thread. No other object has the locks of an Event.
 - `atexit`: register. Once, on the thread that imports torch.distributed, like register_at_fork.
-- `_signal`: pthread_sigmask, valid_signals, sigtimedwait, which concern the calling thread, and
-  getsignal.
-- `os`: open, read, write, pwrite, close, unlink, replace, ftruncate, fchmod, chmod, mkdir, stat,
-  lstat, fstat, readlink, access, listdir, sysconf, urandom, getpid, getuid, geteuid, fsencode,
-  path, environ, register_at_fork; `fcntl`: flock; `socket`: gethostname; `time`: time, time_ns,
-  monotonic, monotonic_ns, thread_time, sleep. System calls; of the environment it reads single
-  variables.
-- `sys`: modules, _current_frames, _current_exceptions. Each is read in one step, under the GIL.
+- `_signal`: pthread_sigmask, valid_signals, sigtimedwait, getsignal, set_wakeup_fd. All but the
+  last concern the calling thread, or only read.
+- `os`: open, pipe2, read, write, pwrite, close, unlink, replace, ftruncate, fchmod, chmod, mkdir,
+  stat, lstat, fstat, readlink, access, listdir, sysconf, urandom, getpid, getuid, geteuid, fsencode,
+  path, environ, register_at_fork; `fcntl`: flock, fcntl; `socket`: gethostname; `time`: time,
+  time_ns, monotonic, monotonic_ns, thread_time, sleep. System calls; of the environment it reads
+  single variables.
+- `sys`: modules, _current_frames. Each is read in one step, under the GIL.
 - `json`: dumps, JSONDecoder; `struct`: Struct; `re`: compile; `zlib`: crc32; `stat`: S_ISDIR,
   S_ISLNK; `itertools`: count, chain, repeat, islice, accumulate; `operator`: itemgetter,
   attrgetter, is_; `contextlib`: suppress, contextmanager; `collections`: deque. All values are
@@ -102,7 +107,6 @@ import ctypes
 import fcntl
 import itertools
 import json
-import math
 import operator
 import os
 import re
@@ -230,8 +234,10 @@ STAGE_EVERY_S = 3.0
 PAUSE_S = 0.05
 """Between the removal of the socket's name and the end of the interpreter: requests that are under
 way still get the GIL."""
-INTERRUPT_S = 5.0
-"""How long after the last sign of a Ctrl-C a program ends because of it."""
+INTERRUPT_S = 60.0
+"""A program that ends within this time of a Ctrl-C ends because of it: it may save its state."""
+HIGH_FD = 960
+"""Below the usual limit of 1,024, and above what programs have open."""
 JOIN_S = 2.0
 """Longest wait for the exit record at interpreter exit (a hung file system)."""
 
@@ -337,6 +343,8 @@ _refused_at = ""
 _exchange_mode: Any = None
 """cuThreadExchangeStreamCaptureMode, once it was needed: to find it makes objects."""
 _follows_forks = False
+_heard: list[int] = []
+"""Both ends of the pipe of `hear_signals`."""
 _c: Any = None
 """The functions of the C library and of Python, once they were needed: a forked child must not look
 them up."""
@@ -366,6 +374,7 @@ def _install() -> None:
     if _installed_pid == os.getpid():
         return
     allow_ptrace(os.environ)
+    hear_signals()
     atexit.register(_at_exit, *_start(None))
     if not _follows_forks:
         _follows_forks = True
@@ -428,6 +437,8 @@ def _forked() -> None:
     """In every forked child, inside os.fork: if multiprocessing forked it, ask it for a call."""
     allow_ptrace(os.environ)
     with contextlib.suppress(Exception):
+        hear_none()
+    with contextlib.suppress(Exception):
         util = sys.modules.get("multiprocessing.util")
         if util is not None:
             util.register_after_fork(_child, _in_child)
@@ -447,6 +458,7 @@ def _start_in_child() -> None:
         if of_loader or _installed_pid == os.getpid():
             return
         inherited = _default_ranks(getattr(sys.modules.get(_C10D), "_world", None)) or {}
+        hear_signals()
         started = _start(inherited)
         sys.modules["multiprocessing.util"].Finalize(None, _at_exit, started, exitpriority=0)
     except Exception as error:
@@ -457,6 +469,45 @@ def _at_exit(pid: int, stop: threading.Event, ended: threading.Event) -> None:
     if os.getpid() == pid:
         stop.set()
         ended.wait(JOIN_S)
+
+
+def hear_signals() -> None:
+    """From now on `interrupted` answers, if this is the main thread and no other pipe is in use."""
+    global _heard
+    if "trio" in sys.modules or _heard:
+        return
+    with contextlib.suppress(OSError, ValueError):  # not the main thread
+        ends = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            before = _signal.set_wakeup_fd(-1)
+            _signal.set_wakeup_fd(before)
+            if before == -1:
+                _heard = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, HIGH_FD) for end in ends]
+                _signal.set_wakeup_fd(_heard[1], warn_on_full_buffer=False)
+        finally:
+            for end in ends:
+                os.close(end)
+
+
+def hear_none() -> None:
+    """Give up the pipe."""
+    global _heard
+    with contextlib.suppress(ValueError):  # not the main thread
+        before = _signal.set_wakeup_fd(-1) if _heard else -1
+        if before not in (-1, *_heard):
+            _signal.set_wakeup_fd(before)
+        ends, _heard = _heard, []
+        for end in ends:
+            with contextlib.suppress(OSError):
+                os.close(end)
+
+
+def interrupted() -> bool:
+    """SIGINT has come since the last call."""
+    with contextlib.suppress(OSError):  # there was no signal
+        for end in _heard[:1]:
+            return _signal.SIGINT in os.read(end, 1 << 16)
+    return False
 
 
 def _complain(what: str, error: BaseException) -> None:
@@ -685,22 +736,6 @@ def of_main_thread(*attributes: str) -> list[Any]:
     with contextlib.suppress(AttributeError, LookupError):  # beyond the outermost frame
         found.extend(map(operator.attrgetter(*attributes), itertools.accumulate(steps, getattr)))
     return found
-
-
-def handles_interrupt() -> bool:
-    """The main thread is in an `except` or `finally` of a KeyboardInterrupt.
-
-    Looked up inside one call of C code, which keeps only the type, see the module.
-    """
-    now = getattr(sys, "_current_exceptions", None)  # from Python 3.10 on
-    if now is None or not getattr(sys, "_is_gil_enabled", lambda: True)():
-        return False
-    main = map(operator.itemgetter(threading.main_thread().ident), iter(now, None))
-    kind = type if sys.version_info >= (3, 12) else operator.itemgetter(0)  # of `sys.exc_info()`
-    found: list[Any] = []
-    with contextlib.suppress(LookupError, TypeError):  # it handles none
-        found.extend(map(kind, itertools.islice(main, 1)))
-    return KeyboardInterrupt in found
 
 
 def stage_in(codes: list[CodeType]) -> str:
@@ -1458,7 +1493,7 @@ class Tap:
         self._identity |= {"shm": token + ".shm", "dumps": None, "raised": None}
         self._phases: list[Scope] = []
         self._raised = id(None)
-        self._interrupted_at, self._heeded_at = -math.inf, -math.inf
+        self._interrupted_at = float("-inf")
         self._rows: list[Row] | None = None
         self._dumped: list[Row] | None = None
         """The counters at the last dump."""
@@ -1556,23 +1591,13 @@ class Tap:
     def look_for_end(self) -> None:
         """The program may be killed while it leaves: an exception that the interpreter has printed
         is published before the program has ended."""
-        now = time.monotonic()
-        if handles_interrupt():
-            self._interrupted_at = now
-        if _signal.getsignal(_signal.SIGINT) is not _signal.SIG_IGN:
-            self._heeded_at = now
+        if interrupted():
+            self._interrupted_at = time.monotonic()
         raised = id(getattr(sys, "last_value", None))
         if raised != self._raised:
             self._raised = raised
             self._identity["raised"] = _exit_record(time.time_ns())
             self.publish_identity()
-
-    def _was_interrupted(self) -> bool:
-        """A Ctrl-C is how the program ends: a moment ago it handled a KeyboardInterrupt, or began
-        to ignore further ones, as programs do that react by an orderly end."""
-        since = time.monotonic() - INTERRUPT_S
-        is_ignored = _signal.getsignal(_signal.SIGINT) is _signal.SIG_IGN
-        return self._interrupted_at >= since or (is_ignored and self._heeded_at >= since)
 
     def close(self) -> None:
         """At exit: write how the program ended, and accept no more requests."""
@@ -1582,7 +1607,9 @@ class Tap:
                 os.unlink(os.path.join(self._directory, self._identity["socket"]))
                 self._identity.update(socket=None, socket_error="the program has ended")
                 time.sleep(PAUSE_S)
-            self._identity["exit"] = _exit_record(at_ns, is_interrupted=self._was_interrupted())
+            self.look_for_end()
+            since_s = time.monotonic() - self._interrupted_at
+            self._identity["exit"] = _exit_record(at_ns, is_interrupted=since_s <= INTERRUPT_S)
             self.publish_memory()
             self.publish_phases()
             self.publish_identity()
