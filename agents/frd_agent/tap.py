@@ -84,10 +84,10 @@ calls these functions of theirs, and constants (tests/unit/agent/tap/test_tap_ca
 - `_signal`: pthread_sigmask, valid_signals, sigtimedwait, getsignal, set_wakeup_fd. All but the
   last concern the calling thread, or only read.
 - `os`: open, pipe2, read, write, pwrite, close, unlink, replace, ftruncate, fchmod, chmod, mkdir,
-  stat, lstat, fstat, readlink, access, listdir, sysconf, urandom, getpid, getuid, geteuid, fsencode,
-  path, environ, register_at_fork; `fcntl`: flock, fcntl; `socket`: gethostname; `time`: time,
-  time_ns, monotonic, monotonic_ns, thread_time, sleep. System calls; of the environment it reads
-  single variables.
+  stat, lstat, fstat, readlink, access, listdir, sysconf, urandom, getpid, getuid, geteuid,
+  fsencode, path, environ, register_at_fork; `fcntl`: flock, fcntl; `socket`: gethostname;
+  `time`: time, time_ns, monotonic, monotonic_ns, thread_time, sleep. System calls; of the
+  environment it reads single variables.
 - `sys`: modules, _current_frames. Each is read in one step, under the GIL.
 - `json`: dumps, JSONDecoder; `struct`: Struct; `re`: compile; `zlib`: crc32; `stat`: S_ISDIR,
   S_ISLNK; `itertools`: count, chain, repeat, islice, accumulate; `operator`: itemgetter,

@@ -40,13 +40,13 @@ def exit_info(record: ExitRecord | None, wait_status: int | None) -> ExitInfo:
     if record is not None and record.kind == "exception":
         frames = [StackFrame(file, str(line), name) for file, line, name in record.frames]
         exception, where = _worker_exception(record) or (record.detail, _place(frames))
-    if record is not None and record.interrupted and not exception.startswith(_INTERRUPT):
+    if record is not None and record.interrupted and status != 0 and _INTERRUPT not in exception:
         exception = f"{_INTERRUPT}, then {exception}" if exception else _INTERRUPT
     kind = _kind(record, exception, killed_by, status)
     by_signal = killed_by or _signal_in(status)
     return ExitInfo(
         kind=kind,
-        # It came while the program left because of its own exception.
+        # It came while the program left because of the exception.
         signal=0 if kind is ExitKind.EXCEPTION and by_signal == SIGTERM else by_signal,
         status=status,
         exception=exception,

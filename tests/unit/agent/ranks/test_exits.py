@@ -13,6 +13,7 @@ CLEAN = ExitRecord("clean", "", NodeNs(7))
 RAISED = ExitRecord("exception", "RuntimeError: bad batch", NodeNs(7))
 CTRL_C = ExitRecord("exception", "KeyboardInterrupt", NodeNs(7))
 CUT_SHORT = ExitRecord("exception", "RuntimeError: unexpected pos", NodeNs(7), interrupted=True)
+STOPPED = ExitRecord("clean", "", NodeNs(7), interrupted=True)
 FAILED = ExitRecord("exception", "KeyboardInterruptError: no", NodeNs(7))
 
 
@@ -31,6 +32,10 @@ FAILED = ExitRecord("exception", "KeyboardInterruptError: no", NodeNs(7))
         (RAISED, None, ExitKind.EXCEPTION, "RuntimeError: bad batch"),
         (RAISED, 6, ExitKind.EXCEPTION, "RuntimeError: bad batch, then killed by SIGABRT"),
         (RAISED, 2, ExitKind.EXCEPTION, "RuntimeError: bad batch, then killed by SIGINT"),
+        (RAISED, 15, ExitKind.EXCEPTION, "RuntimeError: bad batch"),
+        (RAISED, 143 << 8, ExitKind.EXCEPTION, "RuntimeError: bad batch"),
+        (STOPPED, 1 << 8, ExitKind.INTERRUPT, "KeyboardInterrupt"),
+        (STOPPED, 0, ExitKind.CLEAN, ""),
         (RAISED, 0, ExitKind.CLEAN, "exited with status 0 after it had printed "
          "RuntimeError: bad batch"),
         (CTRL_C, 2, ExitKind.INTERRUPT, "KeyboardInterrupt"),

@@ -1,0 +1,117 @@
+"""How the tap knows of a Ctrl-C that the program has handled, in real processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from frd_agent import tap
+
+TAP = Path(tap.__file__)
+BEGIN = f"""
+    import os, signal, sys
+    from importlib.util import module_from_spec, spec_from_file_location
+    spec = spec_from_file_location("_frd_tap", {str(TAP)!r})
+    tap = sys.modules["_frd_tap"] = module_from_spec(spec)
+    spec.loader.exec_module(tap)
+
+    def interrupt():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.pause()
+        except KeyboardInterrupt:
+            pass
+
+    tap.hear_signals()
+"""
+
+
+def run(program: str) -> str:
+    code = textwrap.dedent(BEGIN) + textwrap.dedent(program)
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.strip()
+
+
+def test_a_handled_interrupt_is_known_once() -> None:
+    """A program handles a KeyboardInterrupt; its handler stays Python's, and other signals are no
+    interrupt."""
+    said = run("""
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        os.kill(os.getpid(), signal.SIGTERM)
+        before = tap.interrupted()
+        interrupt()
+        print(before, tap.interrupted(), tap.interrupted())
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    """)
+    assert said == "False True False"
+
+
+def test_the_pipe_of_another_library_stays() -> None:
+    """asyncio's pipe was there first, or takes its place later."""
+    said = run("""
+        tap.hear_none()
+        end = os.pipe2(os.O_NONBLOCK)[1]
+        signal.set_wakeup_fd(end)
+        tap.hear_signals()
+        interrupt()
+        tap.hear_none()
+        print(tap.interrupted(), signal.set_wakeup_fd(-1) == end)
+        tap.hear_signals()
+        signal.set_wakeup_fd(end)
+        tap.hear_none()
+        print(signal.set_wakeup_fd(-1) == end)
+    """)
+    assert said.split() == ["False", "True", "True"]
+
+
+def test_a_forked_child_has_no_pipe() -> None:
+    """A child that was forked closes all that it does not know; signals write into none of its
+    files."""
+    said = run("""
+        os.register_at_fork(after_in_child=tap._forked)
+        if (pid := os.fork()) == 0:
+            os._exit(signal.set_wakeup_fd(-1) + 1)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), tap.interrupted())
+        interrupt()
+        print(tap.interrupted())
+    """)
+    assert said.split() == ["0", "False", "True"]
+
+
+def test_closed_descriptors_get_no_file_of_the_program(tmp_path: Path) -> None:
+    """A program closes all descriptors, opens files, and gets a Ctrl-C."""
+    said = run(f"""
+        os.closerange(3, 1024)
+        files = [open({str(tmp_path)!r} + f"/{{at}}", "wb") for at in range(200)]
+        sys.stderr = open(os.devnull, "w")  # Python reports the closed descriptor there
+        interrupt()
+        print(tap.interrupted(), any(os.path.getsize(one.name) for one in files), flush=True)
+        os._exit(0)
+    """)
+    assert said == "False False"
+
+
+def test_an_exception_of_a_handler_of_sigterm_hides_none() -> None:
+    """SIGTERM arrives in the `finally` of a ValueError, and its handler raises."""
+    said = run("""
+        def handler(*_):
+            raise RuntimeError("terminated")
+
+        signal.signal(signal.SIGTERM, handler)
+        try:
+            try:
+                raise ValueError("bad batch")
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
+                signal.pause()
+        except RuntimeError as error:
+            sys.last_type, sys.last_value = type(error), error
+            record = tap._exit_record(1)
+        print(record["detail"], record["frames"][0][1] > 0)
+        del sys.last_type, sys.last_value
+    """)
+    assert said == "ValueError: bad batch True"
