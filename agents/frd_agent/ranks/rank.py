@@ -142,9 +142,9 @@ class Rank:
         self._learn_groups()
 
     def _learn_exit(self) -> None:
-        record = self.identity.exit
-        if record is not None and self.exit_recorded_at_ns is None:
-            self.exit_recorded_at_ns = self._shared.time.one_to_raw(record.at_ns)
+        record = self.identity.ended
+        to_raw = self._shared.time.one_to_raw
+        self.exit_recorded_at_ns = None if record is None else to_raw(record.at_ns)
 
     def _learn_groups(self) -> None:
         self.naming.replace(self.identity.groups)
@@ -295,7 +295,7 @@ class Rank:
         self._update_last_progress()
         self._update_phases()
         self.gone_at_ns = now_ns
-        how, at_ns = self.process.ended(self.identity.exit, self.exit_recorded_at_ns, now_ns)
+        how, at_ns = self.process.ended(self.identity.ended, self.exit_recorded_at_ns, now_ns)
         self._report(state_after(how), at_ns, exit_text(how), how)
         self.close()
         self.reports.wake()

@@ -88,6 +88,8 @@ class TapIdentity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     run: _Text = ""
     """The launch of the job, by the address where its ranks meet; empty if unknown."""
     exit: ExitRecord | None = None
+    raised: ExitRecord | None = None
+    """What the thread that trained has raised, in a process that goes on without training."""
 
     def __post_init__(self) -> None:
         token, size = self.token, self.world_size
@@ -104,6 +106,11 @@ class TapIdentity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def attempt(self) -> AttemptKey:
         return AttemptKey(self.job, self.attempt_number)
+
+    @property
+    def ended(self) -> ExitRecord | None:
+        """How it ended, once it is gone."""
+        return self.exit or self.raised
 
     @cached_property
     def seat(self) -> tuple[AttemptKey, int, str]:
