@@ -282,7 +282,7 @@ class Agent:
         self._uplinks.set_unreadable(self._unreadable)
 
     def _end(self, rank: Rank, now_ns: NodeRawNs) -> None:
-        record, at_ns = rank.identity.exit, rank.exit_recorded_at_ns
+        record, at_ns = rank.identity.ended, rank.exit_recorded_at_ns
         if record and at_ns and (event := out_of_memory(record, at_ns, rank.number)):
             rank.reports.samples.event(event)
         self._roster.end(rank, now_ns)

@@ -79,7 +79,9 @@ calls these functions of theirs, and constants (tests/unit/agent/tap/test_tap_ca
 
 - `_thread`: start_new_thread, stack_size. The module `threading` does not know the thread: a
   program that joins or counts all threads, or traces new ones, does not meet it.
-- `threading`: Event, main_thread. No other object has the locks of an Event.
+- `threading`: Event, main_thread, _active. No other object has the locks of an Event, and the dict
+  of threads is copied in one step.
+- `gc`: get_objects. Only while no thread trains.
 - `atexit`: register. Once, on the thread that imports torch.distributed, like register_at_fork.
 - `_signal`: pthread_sigmask, valid_signals, sigtimedwait, getsignal, set_wakeup_fd. All but the
   last concern the calling thread, or only read.
@@ -90,7 +92,7 @@ calls these functions of theirs, and constants (tests/unit/agent/tap/test_tap_ca
   environment it reads single variables.
 - `sys`: modules, _current_frames. Each is read in one step, under the GIL.
 - `json`: dumps, JSONDecoder; `struct`: Struct; `re`: compile; `zlib`: crc32; `stat`: S_ISDIR,
-  S_ISLNK; `itertools`: count, chain, repeat, islice, accumulate; `operator`: itemgetter,
+  S_ISLNK; `itertools`: count, chain, repeat, islice, accumulate, compress, tee; `operator`: itemgetter,
   attrgetter, is_; `contextlib`: suppress, contextmanager; `collections`: deque. All values are
   the tap's. The decoder of `json.loads` is the program's too, so the tap has another.
 - `ctypes`: PyDLL, CDLL, c_int, c_ulong, byref, py_object. The tap has its own handles: a program
@@ -105,6 +107,7 @@ import atexit
 import contextlib
 import ctypes
 import fcntl
+import gc
 import itertools
 import json
 import operator
@@ -119,7 +122,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 SCHEMA = 1
@@ -296,6 +299,8 @@ MIN_STACK = 256 << 10
 _DEFAULT_STACK = 8 << 20
 
 _decode = json.JSONDecoder().decode
+_traceback_of = BaseException.__dict__["__traceback__"].__get__
+"""Not by the name: a program's class may have another attribute of that name."""
 
 THREAD_NAME = b"frd-tap"
 """Name of the tap's thread in the kernel."""
@@ -566,11 +571,12 @@ def _run(
         host = Throttle(PUBLISH_S)
         groups, memory, counters = Throttle(TICK_S), Throttle(TICK_S), Throttle(PUBLISH_S)
         stages, phases, ends = Throttle(PUBLISH_S), Throttle(TICK_S), Throttle(TICK_S)
-        dumps = Throttle(PUBLISH_S, DUMP_MAX_S)
+        dumps, threads = Throttle(PUBLISH_S, DUMP_MAX_S), Throttle(TICK_S, DUMP_MAX_S)
         while not stop.is_set():
             memory.run(tap.publish_memory)
             host.run(tap.publish_host)
             groups.run(tap.follow_groups)
+            threads.run(tap.follow_threads)
             phases.run(tap.publish_phases)  # before counters: at their time the phases are known
             ends.run(tap.look_for_end)
             counters.run(tap.publish_counters)
@@ -723,15 +729,18 @@ def _default_ranks(world: Any) -> Mapping[int, int] | None:
 
 
 def of_main_thread(*attributes: str) -> list[Any]:
-    """Attributes of the frames of the main thread, innermost first; empty if they cannot be known.
+    return of_thread(threading.main_thread().ident, *attributes)
+
+
+def of_thread(ident: int | None, *attributes: str) -> list[Any]:
+    """Attributes of the frames of a thread, innermost first; empty if they cannot be known.
 
     The frames are walked inside one call of C code, see the module.
     """
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         return []  # frames of a running thread cannot be walked safely
-    ident = threading.main_thread().ident
-    main = map(operator.itemgetter(ident), iter(sys._current_frames, None))
-    steps = itertools.chain(itertools.islice(main, 1), itertools.repeat("f_back", MAX_DEPTH - 1))
+    inner = map(operator.itemgetter(ident), iter(sys._current_frames, None))
+    steps = itertools.chain(itertools.islice(inner, 1), itertools.repeat("f_back", MAX_DEPTH - 1))
     found: list[Any] = []
     with contextlib.suppress(AttributeError, LookupError):  # beyond the outermost frame
         found.extend(map(operator.attrgetter(*attributes), itertools.accumulate(steps, getattr)))
@@ -1490,7 +1499,10 @@ class Tap:
         self._ranks_here = ranks_here(environ, self._membership.world_size)
         init_method = getattr(c10d, "_default_pg_init_method", None)
         self._identity = identity_of(environ, token, init_method)
-        self._identity |= {"shm": token + ".shm", "dumps": None, "raised": None}
+        self._identity |= {"shm": token + ".shm", "dumps": None, "raised": None, "printed": None}
+        self._threads: set[int] = set()
+        self._has_one_ended = False
+        """A thread, since the last look for what it raised."""
         self._phases: list[Scope] = []
         self._raised = id(None)
         self._interrupted_at = float("-inf")
@@ -1545,6 +1557,23 @@ class Tap:
         text = json.dumps(self._identity)
         self._files.write_identity(f'{text[:-1]}, "groups": {known.text()}}}')
 
+    def follow_threads(self, *, is_over: bool = False) -> None:
+        """Once a thread has ended and none trains, publish what the one that trained has raised:
+        the program may keep that exception to itself and end by `os._exit`."""
+        threads, raised = set(threading._active), self._identity["raised"]  # type: ignore[attr-defined]
+        self._has_one_ended |= bool(self._threads - threads)
+        if threads == self._threads and not is_over:
+            return
+        self._threads = threads
+        namespaces = [names for ident in threads for names in of_thread(ident, "f_globals")]
+        if _use_torch(namespaces):
+            raised = None
+        elif namespaces and self._has_one_ended:
+            self._has_one_ended, raised = False, raised_in_thread()
+        if raised is not self._identity["raised"]:
+            self._identity["raised"] = raised
+            self.publish_identity()
+
     def publish_counters(self) -> None:
         at_ns, mono_ns = time.time_ns(), time.monotonic_ns()
         rows = self._counters.read()
@@ -1596,7 +1625,7 @@ class Tap:
         raised = id(getattr(sys, "last_value", None))
         if raised != self._raised:
             self._raised = raised
-            self._identity["raised"] = _exit_record(time.time_ns())
+            self._identity["printed"] = _exit_record(time.time_ns())
             self.publish_identity()
 
     def close(self) -> None:
@@ -1609,7 +1638,11 @@ class Tap:
                 time.sleep(PAUSE_S)
             self.look_for_end()
             since_s = time.monotonic() - self._interrupted_at
-            self._identity["exit"] = _exit_record(at_ns, is_interrupted=since_s <= INTERRUPT_S)
+            record = _exit_record(at_ns, is_interrupted=since_s <= INTERRUPT_S)
+            if record["kind"] == "clean" and "interrupted" not in record:
+                self.follow_threads(is_over=True)
+                record = self._identity["raised"] or record
+            self._identity["exit"] = record
             self.publish_memory()
             self.publish_phases()
             self.publish_identity()
@@ -1661,27 +1694,70 @@ def _start_server(ext: Any, path: str) -> Any:
         os.close(directory)
 
 
-def _exit_record(at_ns: int, *, is_interrupted: bool = False) -> dict[str, Any]:
-    """The uncaught exception is the one that the interpreter printed last (`sys.last_type`).
-    It never prints SystemExit: the agent gets the exit status from the kernel."""
+def _use_torch(namespaces: Iterable[dict[str, Any]]) -> bool:
+    """Whether one of them is of a module outside torch that has imported some of torch. What torch
+    runs in threads that it starts, such as those of a data loader, trains nothing."""
+    for names in namespaces:
+        values = [one.__dict__ for one in tuple(names.values()) if type(one) is ModuleType]
+        origins = [str(one.get("__name__")).partition(".")[0] for one in (names, *values)]
+        if "torch" in origins[1:] and origins[0] != "torch":
+            return True
+    return False
+
+
+def raised_in_thread() -> dict[str, Any] | None:
+    """The record of the exception that the program keeps and that has left the code that uses
+    torch, in a thread that `threading` began; None without one.
+
+    One call of C code finds all exceptions by the types of all objects, so that this thread
+    destroys no object of the program; for a million objects it takes 130 ms.
+    """
+    once = itertools.islice(iter(gc.get_objects, None), 1)
+    objects, same = itertools.tee(itertools.chain.from_iterable(once))
+    are_errors = map(issubclass, map(type, same), itertools.repeat(BaseException))
+    record = None
+    for error in list(itertools.compress(objects, are_errors)):
+        traceback = _traceback_of(error)
+        raised = [one.tb_frame for one in _linked(traceback, "tb_next")]
+        callers = [one.f_globals for frame in raised[:1] for one in _linked(frame.f_back, "f_back")]
+        in_thread = callers and callers[-1].get("__name__") == "threading"
+        if in_thread and not _use_torch(callers) and _use_torch(one.f_globals for one in raised):
+            record = _exit_record(time.time_ns(), (type(error), error, traceback))
+    return record
+
+
+def _linked(one: Any, attribute: str) -> Iterator[Any]:
+    while one is not None:
+        yield one
+        one = getattr(one, attribute)
+
+
+def _exit_record(
+    at_ns: int, error: tuple[Any, ...] = (), *, is_interrupted: bool = False
+) -> dict[str, Any]:
+    """The uncaught exception is `error` (type, value, traceback), else the one that the interpreter
+    printed last (`sys.last_type`). It never prints SystemExit: the agent gets the exit status from
+    the kernel."""
     record: dict[str, Any] = {"kind": "clean", "detail": "", "at_ns": at_ns}
     if is_interrupted:
         record["interrupted"] = True
-    if getattr(sys, "last_type", None) is not None:
-        error = sys.last_value
+    last = ("last_type", "last_value", "last_traceback")
+    raised, value, traceback = error or [getattr(sys, name, None) for name in last]
+    if raised is not None:
         with contextlib.suppress(Exception):
-            error = _own(error)
-        detail = type(error).__name__
+            if (own := _own(value)) is not value:
+                raised, value, traceback = type(own), own, own.__traceback__
+        detail = raised.__name__
         with contextlib.suppress(Exception):  # str() of a user's exception is a user's code
-            message = str(error).strip()
+            message = str(value).strip()
             first = message.partition("\n")[0]
             detail += ": " + first if first else ""
             if _IN_A_WORKER in message:
                 record["original"] = _printable(message[-MAX_ORIGINAL:], MAX_ORIGINAL)
         with contextlib.suppress(Exception):
-            if _while_interrupted(error):
+            if _while_interrupted(value):
                 record["interrupted"] = True
-        frames = _frames(getattr(error, "__traceback__", None))
+        frames = _frames(traceback)
         record.update(kind="exception", detail=_printable(detail), frames=frames)
     return record
 
@@ -1712,9 +1788,8 @@ def _while_interrupted(error: Any) -> bool:
 def _frames(traceback: Any) -> list[tuple[str, int, str]]:
     """File, line and function, innermost first. No source lines and no local variables are read."""
     places: deque[tuple[Any, int]] = deque(maxlen=MAX_FRAMES)
-    while traceback is not None:
-        places.appendleft((traceback.tb_frame.f_code, traceback.tb_lineno or 0))
-        traceback = traceback.tb_next
+    for one in _linked(traceback, "tb_next"):
+        places.appendleft((one.tb_frame.f_code, one.tb_lineno or 0))
     return [_place(code, line) for code, line in places]
 
 

@@ -8,11 +8,15 @@ import json
 import os
 import shlex
 import signal
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -22,7 +26,16 @@ from frd_agent.ranks import tap_files
 from frd_agent.ranks.stacks.reader import StackReader
 from frd_agent.ranks.tap_counters import CountersFile, Publication
 from frd_agent.recorder.worker_server import Handlers
-from tests.world.daemons import exec_command, run_program, until
+from tests.world.daemons import (
+    JOBS,
+    end,
+    exec_command,
+    free_port,
+    rank_environment,
+    run_program,
+    start,
+    until,
+)
 from tests.world.puppets import everywhere, puppets
 from tests.world.run_dir import process_of
 
@@ -43,6 +56,26 @@ def identities(run_dir: Path, count: int) -> list[tap_files.TapIdentity]:
 
 def identity(run_dir: Path) -> tap_files.TapIdentity:
     return identities(run_dir, 1)[0]
+
+
+@contextlib.contextmanager
+def threaded_worker(
+    run_dir: Path, how: str
+) -> Iterator[tuple[subprocess.Popen[str], Callable[[], None]]]:
+    """One rank of `threaded_worker.py`, and what writes a line to it."""
+    env = rank_environment(0, 1, free_port())
+    command = exec_command(run_dir, sys.executable, str(JOBS / "threaded_worker.py"), how)
+    process = start(command, env=env, without=("FRD_", "SLURM_"), stdin=subprocess.PIPE)
+    assert process.stdin is not None
+
+    def send(stdin: IO[str] = process.stdin) -> None:
+        stdin.write("\n")
+        stdin.flush()
+
+    try:
+        yield process, send
+    finally:
+        end(process)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a directory of another user")
@@ -167,6 +200,35 @@ def test_an_end_leaves_a_record(
         assert (published.exit.kind, published.exit.detail) == (kind, detail)
         assert published.socket is None
         assert not list(tmp_path.glob("*.sock"))
+
+
+@pytest.mark.parametrize("how", ["os._exit", "helper", "sys.exit"])
+def test_an_exception_of_the_thread_that_trained(how: str, tmp_path: Path) -> None:
+    """A framework's worker keeps the exception of its train function, and lives on or exits: the
+    identity has the exception and its line, as soon as that thread has ended and not before."""
+    with threaded_worker(tmp_path, how) as (process, send):
+        before = identity(tmp_path)
+        send()
+        until(lambda: identity(tmp_path).ended, "the record")
+        record, is_over = identity(tmp_path).ended, identity(tmp_path).exit is not None
+        if how != "sys.exit":
+            assert not is_over
+            send()
+        assert process.wait(30) == 1
+    assert (before.exit, before.raised) == (None, None)
+    assert record is not None
+    assert (record.kind, record.detail) == ("exception", "ValueError: bad batch")
+    assert [frame.name for frame in record.frames] == ["load_batch", "train", "run"]
+
+
+def test_a_train_function_that_returns(tmp_path: Path) -> None:
+    """Its worker exits with 1 later, as its framework does: no exception is reported."""
+    with threaded_worker(tmp_path, "return") as (process, send):
+        identity(tmp_path)
+        send()
+        send()
+        assert process.wait(30) == 1
+    assert identity(tmp_path).ended is None
 
 
 def test_a_killed_rank_leaves_none(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.frameworks.hangs import BIN, JOBS, assert_found, launched, needs, watching
-from tests.world.daemons import free_port
+from tests.world.daemons import findings, free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 PYTHON = sys.executable
@@ -51,6 +51,19 @@ def test_ray_of_the_program(tmp_path: Path) -> None:
     """`ray.init` in the program starts Ray, which inherits the environment of exec."""
     with launched(tmp_path, [PYTHON, JOBS / "ray_trainer.py", tmp_path, 1]) as launch:
         assert_found(launch, "Ray Train, ray.init below exec", world=3)
+
+
+@needs("ray")
+def test_an_exception_in_ray(tmp_path: Path) -> None:
+    """The train function of rank 1 raises an exception, which Ray keeps to itself before it ends
+    all workers: the finding names that rank and the line."""
+    (tmp_path / "raises").touch()
+    with launched(tmp_path, [PYTHON, JOBS / "ray_trainer.py", tmp_path, 1]) as launch:
+        (finding,) = launch.until(lambda: findings(launch.client), "a finding")
+        (suspect,) = finding["suspects"]
+        assert (finding["kind"], suspect["rank"]) == ("rank_lost", 1), finding
+        assert "ValueError: shard 40 is damaged" in finding["summary"], finding
+        assert "load_shard" in finding["summary"], finding
 
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}

@@ -145,9 +145,9 @@ class Rank:
         self._learn_groups()
 
     def _learn_exit(self) -> None:
-        record = self.identity.exit
-        if record is not None and self.exit_recorded_at_ns is None:
-            self.exit_recorded_at_ns = self._shared.time.one_to_raw(record.at_ns) or None
+        record = self.identity.ended
+        to_raw = self._shared.time.one_to_raw
+        self.exit_recorded_at_ns = None if record is None else to_raw(record.at_ns) or None
 
     def _learn_groups(self) -> None:
         self.naming.replace(self.identity.groups)
@@ -298,11 +298,11 @@ class Rank:
         self._update_last_progress()
         self._update_phases()
         self.gone_at_ns = now_ns
-        record, recorded_at_ns = self.identity.exit, self.exit_recorded_at_ns
-        if record is None and (raised := self.identity.raised) is not None:  # then it was killed
-            raised_at_ns = self._shared.time.one_to_raw(raised.at_ns)
-            if raised_at_ns and now_ns - raised_at_ns <= _LEAVES_WITHIN_NS:
-                record, recorded_at_ns = raised, raised_at_ns
+        record, recorded_at_ns = self.identity.ended, self.exit_recorded_at_ns
+        if record is None and (printed := self.identity.printed) is not None:  # then it was killed
+            printed_at_ns = self._shared.time.one_to_raw(printed.at_ns)
+            if printed_at_ns and now_ns - printed_at_ns <= _LEAVES_WITHIN_NS:
+                record, recorded_at_ns = printed, printed_at_ns
         how, at_ns = self.process.ended(record, recorded_at_ns, now_ns)
         self._report(state_after(how), at_ns, exit_text(how), how)
         self.close()

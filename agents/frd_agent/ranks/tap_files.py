@@ -91,6 +91,8 @@ class TapIdentity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The launch of the job, by the address where its ranks meet; empty if unknown."""
     exit: ExitRecord | None = None
     raised: ExitRecord | None = None
+    """What the thread that trained has raised, in a process that goes on without training."""
+    printed: ExitRecord | None = None
     """An exception that the interpreter has printed while the program had not ended."""
 
     def __post_init__(self) -> None:
@@ -107,6 +109,11 @@ class TapIdentity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def attempt(self) -> AttemptKey:
         return AttemptKey(self.job, self.attempt_number)
+
+    @property
+    def ended(self) -> ExitRecord | None:
+        """How it ended, once it is gone."""
+        return self.exit or self.raised
 
     @cached_property
     def seat(self) -> tuple[AttemptKey, int, str]:

@@ -1,6 +1,7 @@
 """`ray_trainer.py FOLDER RANK [ADDRESS [RUN_DIR]]`: three workers of Ray Train, in the Ray that it
 starts or in the one at ADDRESS, and with frd's run directory if it is given. RANK gets stuck in
-`load_shard` at step 40 and leaves the file FOLDER/stuck.
+`load_shard` at step 40 and leaves the file FOLDER/stuck; if FOLDER/raises exists, it raises an
+exception there.
 
 An ordinary Ray script: frd is in no line but that of the run directory.
 """
@@ -20,6 +21,8 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 
 def load_shard(folder: Path) -> None:
+    if (folder / "raises").exists():
+        raise ValueError("shard 40 is damaged")
     (folder / "stuck").touch()
     time.sleep(3600)  # a file system that does not answer
 
