@@ -90,8 +90,9 @@ calls these functions of theirs, and constants (tests/unit/agent/tap/test_tap_ca
 - `sys`: modules, _current_frames. Each is read in one step, under the GIL.
 - `json`: dumps, JSONDecoder; `struct`: Struct; `re`: compile; `zlib`: crc32; `stat`: S_ISDIR,
   S_ISLNK; `itertools`: count, chain, repeat, islice, accumulate, compress, tee;
-  `operator`: itemgetter, attrgetter, is_; `contextlib`: suppress, contextmanager; `collections`:
-  deque. All values are the tap's. The decoder of `json.loads` is the program's too, so the tap has another.
+  `operator`: itemgetter, attrgetter, is_; `contextlib`: suppress, contextmanager;
+  `collections`: deque. All values are the tap's. The decoder of `json.loads` is the program's too,
+  so the tap has another.
 - `ctypes`: PyDLL, CDLL, c_int, c_ulong, byref, py_object. The tap has its own handles: a program
   may change the argument types of the functions in `ctypes.pythonapi`.
 """
