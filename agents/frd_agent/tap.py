@@ -95,7 +95,7 @@ calls these functions of theirs, and constants (tests/unit/agent/tap/test_tap_ca
   environment it reads single variables.
 - `sys`: modules, _current_frames. Each is read in one step, under the GIL.
 - `json`: dumps, JSONDecoder; `struct`: Struct; `re`: compile; `zlib`: crc32; `stat`: S_ISDIR,
-  S_ISLNK; `itertools`: count, chain, repeat, islice, accumulate, compress, tee;
+  S_ISFIFO, S_ISLNK; `itertools`: count, chain, repeat, islice, accumulate, compress, tee;
   `operator`: itemgetter, attrgetter, is_; `contextlib`: suppress, contextmanager;
   `collections`: deque. All values are the tap's. The decoder of `json.loads` is the program's too,
   so the tap has another.
@@ -303,6 +303,7 @@ MIN_STACK = 256 << 10
 _DEFAULT_STACK = 8 << 20
 
 _decode = json.JSONDecoder().decode
+_place_of = operator.attrgetter("f_globals", "f_code")
 _traceback_of = BaseException.__dict__["__traceback__"].__get__
 """Not by the name: a program's class may have another attribute of that name."""
 
@@ -501,7 +502,7 @@ def hear_signals() -> None:
 def hear_none() -> None:
     """Give up the pipe."""
     global _heard
-    with contextlib.suppress(ValueError):  # not the main thread
+    with contextlib.suppress(OSError, ValueError):  # not the main thread
         before = _signal.set_wakeup_fd(-1) if _heard else -1
         if before not in (-1, *_heard):
             _signal.set_wakeup_fd(before)
@@ -515,7 +516,8 @@ def interrupted() -> bool:
     """SIGINT has come since the last call."""
     with contextlib.suppress(OSError):  # there was no signal
         for end in _heard[:1]:
-            return _signal.SIGINT in os.read(end, 1 << 16)
+            is_pipe = stat.S_ISFIFO(os.fstat(end).st_mode)  # the program may close what it finds
+            return is_pipe and _signal.SIGINT in os.read(end, 1 << 16)
     return False
 
 
@@ -1567,10 +1569,11 @@ class Tap:
         if threads == self._threads and not is_over:
             return
         self._threads = threads
-        namespaces = [names for one in threads for names in of_main_thread("f_globals", ident=one)]
-        if _use_torch(namespaces):
+        where = ("f_globals", "f_code")
+        places = [place for one in threads for place in of_main_thread(*where, ident=one)]
+        if _use_torch(places):
             raised = None
-        elif namespaces and self._has_one_ended:
+        elif places and self._has_one_ended:
             self._has_one_ended, raised = False, raised_in_thread()
         if raised is not self._identity["raised"]:
             self._identity["raised"] = raised
@@ -1622,13 +1625,17 @@ class Tap:
     def look_for_end(self) -> None:
         """The program may be killed while it leaves: an exception that the interpreter has printed
         is published before the program has ended."""
-        if interrupted():
+        if is_new := interrupted():
             self._interrupted_at = time.monotonic()
         raised = id(getattr(sys, "last_value", None))
-        if raised != self._raised:
+        if is_new or (raised != self._raised and not hasattr(sys, "ps1")):  # not interactive
             self._raised = raised
-            self._identity["printed"] = _exit_record(time.time_ns())
+            self._identity["printed"] = self._record(time.time_ns())
             self.publish_identity()
+
+    def _record(self, at_ns: int) -> dict[str, Any]:
+        since_s = time.monotonic() - self._interrupted_at
+        return _exit_record(at_ns, is_interrupted=since_s <= INTERRUPT_S)
 
     def close(self) -> None:
         """At exit: write how the program ended, and accept no more requests."""
@@ -1639,8 +1646,7 @@ class Tap:
                 self._identity.update(socket=None, socket_error="the program has ended")
                 time.sleep(PAUSE_S)
             self.look_for_end()
-            since_s = time.monotonic() - self._interrupted_at
-            record = _exit_record(at_ns, is_interrupted=since_s <= INTERRUPT_S)
+            record = self._record(at_ns)
             if record["kind"] == "clean" and "interrupted" not in record:
                 self.follow_threads(is_over=True)
                 record = self._identity["raised"] or record
@@ -1696,13 +1702,17 @@ def _start_server(ext: Any, path: str) -> Any:
         os.close(directory)
 
 
-def _use_torch(namespaces: Iterable[dict[str, Any]]) -> bool:
-    """Whether one of them is of a module outside torch that has imported some of torch. What torch
-    runs in threads that it starts, such as those of a data loader, trains nothing."""
-    for names in namespaces:
-        values = [one.__dict__ for one in tuple(names.values()) if type(one) is ModuleType]
-        origins = [str(one.get("__name__")).partition(".")[0] for one in (names, *values)]
-        if "torch" in origins[1:] and origins[0] != "torch":
+def _use_torch(places: Iterable[tuple[dict[str, Any], CodeType]]) -> bool:
+    """Whether one of these functions, with its globals, is of a module outside torch that has
+    imported some of torch, or imports it itself. What torch runs in threads that it starts, such as
+    those of a data loader, trains nothing."""
+    for names, code in places:
+        are_modules = map(operator.is_, map(type, names.values()), itertools.repeat(ModuleType))
+        modules = list(itertools.compress(names.values(), are_modules))
+        origins = [*(str(one.__dict__.get("__name__")) for one in modules), *code.co_names]
+        if str(names.get("__name__")).partition(".")[0] != "torch" and any(
+            origin.partition(".")[0] == "torch" for origin in origins
+        ):
             return True
     return False
 
@@ -1721,9 +1731,9 @@ def raised_in_thread() -> dict[str, Any] | None:
     for error in list(itertools.compress(objects, are_errors)):
         traceback = _traceback_of(error)
         raised = [one.tb_frame for one in _linked(traceback, "tb_next")]
-        callers = [one.f_globals for frame in raised[:1] for one in _linked(frame.f_back, "f_back")]
-        names = [one.get("__name__") for one in callers[-1:] if not _use_torch(callers)]
-        if names == ["threading"] and _use_torch(one.f_globals for one in raised):
+        callers = [_place_of(one) for frame in raised[:1] for one in _linked(frame, "f_back")]
+        names = [one.get("__name__") for one, _ in callers[-1:] if not _use_torch(callers)]
+        if names == ["threading"] and _use_torch(map(_place_of, raised)):
             record = _exit_record(time.time_ns(), (type(error), error, traceback))
     return record
 
@@ -1772,6 +1782,9 @@ def _own(error: Any) -> Any:
         while traceback is not None and traceback.tb_frame.f_code is not handler:
             traceback = traceback.tb_next
         if handler is None or traceback is None or cause is None:
+            break
+        # It may have waited in an `except`, as in a loop that tries again.
+        if traceback.tb_frame.f_back is getattr(cause.__traceback__, "tb_frame", None):
             break
         error = cause
     return error

@@ -16,6 +16,7 @@ from frd.engine.attempt import Attempt
 from frd.engine.evaluation import Evaluation
 from frd.engine.findings.attachments import Evidence
 from frd.engine.findings.open_finding import OpenFinding
+from frd.engine.losses.exits import SEEN_LATE_NS
 from frd.engine.matching.clock_hints import ClockHint
 from frd.engine.matching.learned_pauses import JobPauses, LearnedPauses
 from frd.engine.policy import Policy
@@ -261,6 +262,9 @@ class Engine:
                 self._learned.learn(key.job, waits, now)
             if (known := self._learned.failure(key.job)) or evaluation.end:
                 at, failure = evaluation.outcome(now)
+                is_known = known is not None and evaluation.end and key.attempt == known.attempt
+                if is_known and known is not None and at - known.at < SEEN_LATE_NS:
+                    continue  # the same end, as its agents report it again
                 if known is None or known.at < at:
                     self._learned.fail(key.job, failure, now)
 

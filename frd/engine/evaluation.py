@@ -205,7 +205,8 @@ class Evaluation:
         snapshot = attempt.snapshot(now)
         gone = exits(snapshot)
         at = AlignedNs(min(gone[-1].at, now) + attempt.utc_ahead_ns)
-        causes = [one for one in self.tracker.findings(now) if one.kind in _CAUSES]
+        lasting = (*self.tracker.findings(now), *self.tracker.dismissed())
+        causes = [one for one in lasting if one.kind in _CAUSES]
         if (first := first_failed(snapshot, gone, is_explained=bool(causes))) is None:
             return at, None
         alike = sum(one.way == first.way for one in gone) - 1

@@ -287,5 +287,5 @@ def test_any_replica_answers_and_an_owner_that_stops_is_missed(tmp_path: Path) -
         asked = third if owners[cell_of(at.training.job)] == other.name else other
         closed = frd("findings", "close", finding, "--because", "seen", "--http", asked.http)
         assert closed.returncode == 0, closed.stderr
-        until(lambda: not at.open(asked), "the finding is closed")
+        until(lambda: [one["goes_on"] for one in at.open(asked)] == [True], "the finding is closed")
         assert asked.get(f"/api/v1/findings/{finding}")["state"] == "closed"

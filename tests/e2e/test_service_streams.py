@@ -76,11 +76,6 @@ BAD: dict[str, tuple[Callable[[], list[bytes]], str, str]] = {
         "unknown_index",
     ),
     "unequal columns": (lambda: [unequal_columns()], "entries.flags", "length"),
-    "seq backwards": (
-        lambda: [encode_agent(entries(1, 5, 4)), encode_agent(entries(5, 3, 4))],
-        "entries.seq",
-        "backwards",
-    ),
     "rank beyond the world": (lambda: [beyond_the_world()], "declare.ranks.rank", "range"),
     "very many empty statuses": (
         lambda: [pb.AgentMessage(statuses=MANY_STATUSES).SerializeToString()],

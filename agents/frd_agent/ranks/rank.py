@@ -56,8 +56,7 @@ _DUMP_TIMEOUT_S: Final = 3.0
 _STOPPED_AGE_S: Final = 1.5
 """A stopped process whose counters are younger than this may be running again already."""
 _LEAVES_WITHIN_NS: Final = 60_000_000_000
-"""An exception that was printed longer before the end was survived, as by an interactive
-interpreter."""
+"""A Ctrl-C longer before the end was survived."""
 _MOVING_S: Final = 10.0
 """A rank that has made progress within this time is training."""
 
@@ -301,7 +300,8 @@ class Rank:
         record, recorded_at_ns = self.identity.ended, self.exit_recorded_at_ns
         if record is None and (printed := self.identity.printed) is not None:  # then it was killed
             printed_at_ns = self._shared.time.one_to_raw(printed.at_ns)
-            if printed_at_ns and now_ns - printed_at_ns <= _LEAVES_WITHIN_NS:
+            is_recent = now_ns - (printed_at_ns or 0) <= _LEAVES_WITHIN_NS
+            if printed_at_ns and (is_recent or not printed.interrupted):
                 record, recorded_at_ns = printed, printed_at_ns
         how, at_ns = self.process.ended(record, recorded_at_ns, now_ns)
         self._report(state_after(how), at_ns, exit_text(how), how)

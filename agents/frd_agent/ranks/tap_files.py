@@ -93,7 +93,7 @@ class TapIdentity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     raised: ExitRecord | None = None
     """What the thread that trained has raised, in a process that goes on without training."""
     printed: ExitRecord | None = None
-    """An exception that the interpreter has printed while the program had not ended."""
+    """An exception that the interpreter has printed, or a Ctrl-C, before the program has ended."""
 
     def __post_init__(self) -> None:
         token, size = self.token, self.world_size

@@ -94,7 +94,7 @@ class OpenFinding:
             finding = replace(finding, severity=Severity.WARNING)
         return cls(
             finding,
-            finding.suspects,
+            builder.listed(finding.suspects),
             life.anchors_of(finding),
             finding.opened_at,
             now,

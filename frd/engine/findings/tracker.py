@@ -221,7 +221,8 @@ class Tracker:
         for mismatch in self._of(life.kinds & {Kind.MISMATCH}):
             explained = {*mismatch.named, *mismatch.finding.victims}
             losses = self._of(life.final)
-            over = [one for one in losses if (one.named or {*one.finding.victims}) <= explained]
+            ranks = [(one, one.named or {*one.finding.victims}) for one in losses]
+            over = [one for one, of in ranks if of and of <= explained]
             events += self._close(over, look.at, f"part of finding {mismatch.finding.id}")
         return events
 

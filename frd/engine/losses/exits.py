@@ -38,7 +38,8 @@ _GROUP_OR_STORE = re.compile(
 _FAILURE = re.compile(
     r"\bclosed\b|\breset\b|tim(?:ed?|ing).?out\b|\babort|\brefused\b|broken pipe|unreachable"
     r"|0 bytes|\beof\b|remote process|network error|remote ?error|system ?error"
-    r"|collective mismatch|failed to pass|received errors|connectFullMesh",
+    r"|collective mismatch|failed to pass|received errors|connectFullMesh|message truncated"
+    r"|call to rank \d+ failed",
     re.IGNORECASE,
 )
 """What they say if the communication failed. Checks of arguments say nothing of it."""
@@ -46,13 +47,18 @@ _LACKS_A_NAME = re.compile(
     r"RuntimeError: (?:Connection (?:closed|reset) by peer|Broken pipe|Socket Timeout)"
     r"|by peer \[[^]]+\]:\d|client socket has timed out|pair closure|waiting for key: "
     r"|for (?:send|recv) operation to complete|op\.preamble\.length"
-    r"|Detected mismatch between collectives"
+    r"|Detected mismatch between collectives|SocketImpl\(|wait timeout after \d+ms, keys: "
 )
 """Such failures whose texts name neither: of stores of older releases, of Gloo as frameworks quote
 it, and of torch with TORCH_DISTRIBUTED_DEBUG=DETAIL. Python's own ConnectionResetError and
 BrokenPipeError are about connections of the program."""
-_DEVICE = re.compile(r"\b(?:cuda|hip) error", re.IGNORECASE)
-"""The rank's own device failed, whichever library noticed it."""
+_OWN = re.compile(
+    r"(?:[\w.]*\.)?(?!Dist|Rendezvous)\w*(?:Connection|Timeout|NotFound|HTTP|Endpoint|OS)\w*Error\b"
+    r"|.*(?:\b(?:cuda|hip) error|shared memory segment|no space left)",
+    re.IGNORECASE,
+)
+"""Exceptions of Python and of its clients of other servers, whatever word their addresses contain,
+and failures of the rank's own machine, whichever library noticed them."""
 _CHECKPOINT = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]*)\]\)")
 """torch.distributed.checkpoint raises the exceptions of these ranks in all ranks."""
 _WORKER_STOPPED = re.compile(r"killed by signal: (?:Terminated|Interrupt)")
@@ -152,10 +158,10 @@ def _blames_a_peer(exception: str, rank: int) -> bool:
     "connection" and "remote" as well, and a check of arguments names the process group."""
     if failed := _CHECKPOINT.search(exception):
         return str(rank) not in failed[1].split(", ")
-    if _DEVICE.search(exception):
-        return False
+    if _LACKS_A_NAME.search(exception):
+        return True
     is_named = _GROUP_OR_STORE.search(exception) and _FAILURE.search(exception)
-    return bool(is_named or _LACKS_A_NAME.search(exception))
+    return bool(is_named) and not _OWN.match(exception)
 
 
 def was_asked(detail: str) -> bool:

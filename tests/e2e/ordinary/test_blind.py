@@ -93,7 +93,9 @@ def _close_by_hand(stage: Stage, client: Client) -> None:
     assert closed.returncode == 0, closed.stderr
     at = _waited_s(client)
     until(lambda: _waited_s(client) > at + 4)
-    assert frd("findings", "--http", http).stdout.startswith("no findings\n")  # the job is stopped
+    lasts = frd("findings", "--http", http)  # the job is stopped
+    assert lasts.returncode == FINDINGS_PRESENT
+    assert "closed by hand: I stopped it, goes on" in " ".join(lasts.stdout.split())
     stage.ranks[1].send_signal(signal.SIGCONT)
     replayed = frd("replay", str(stage.folder / "data" / "journal"), "--json")
     found: list[dict[str, Any]] = json.loads(replayed.stdout)["findings"]

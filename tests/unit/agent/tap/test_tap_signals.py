@@ -101,17 +101,44 @@ def test_an_exception_of_a_handler_of_sigterm_hides_none() -> None:
         def handler(*_):
             raise RuntimeError("terminated")
 
+        def clean_up():
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
+
         signal.signal(signal.SIGTERM, handler)
         try:
             try:
                 raise ValueError("bad batch")
             finally:
-                os.kill(os.getpid(), signal.SIGTERM)
-                signal.pause()
+                clean_up()
         except RuntimeError as error:
-            sys.last_type, sys.last_value = type(error), error
-            record = tap._exit_record(1)
-        print(record["detail"], record["frames"][0][1] > 0)
-        del sys.last_type, sys.last_value
+            ended = error
+        try:
+            try:
+                raise TimeoutError("no message yet")
+            except TimeoutError:
+                os.kill(os.getpid(), signal.SIGTERM)
+                signal.pause()  # before it tries again
+        except RuntimeError as error:
+            waited = error
+        for error in (ended, waited):
+            sys.last_type, sys.last_value, sys.last_traceback = type(error), error, None
+            print(tap._exit_record(1)["detail"])
+        del sys.last_type, sys.last_value, sys.last_traceback
     """)
-    assert said == "ValueError: bad batch True"
+    assert said.splitlines() == ["ValueError: bad batch", "RuntimeError: terminated"]
+
+
+def test_an_interrupt_is_published_before_the_end() -> None:
+    """A program handles a KeyboardInterrupt, saves its state, and is killed."""
+    said = run("""
+        rank = object.__new__(tap.Tap)
+        rank._interrupted_at, rank._raised = float("-inf"), id(None)
+        rank._identity, rank.publish_identity = {}, lambda: print(rank._identity["printed"])
+        rank.look_for_end()
+        interrupt()
+        rank.look_for_end()
+        rank.look_for_end()
+    """)
+    assert len(said.splitlines()) == 1
+    assert "'interrupted': True" in said

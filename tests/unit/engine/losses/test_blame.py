@@ -30,12 +30,18 @@ OF_A_PEER = [
     "DistNetworkError: The client socket has timed out after 3000ms while trying to connect to (",
     "RuntimeError: Timeout waiting for key: default_pg/0//cpu//0/1 after 3000 ms",
     "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective:",
+    "RuntimeError: recvValue failed on SocketImpl(fd=4, addr=[h]:1): Connection reset by peer",
+    "RuntimeError: wait timeout after 60000ms, keys: /worker/1",
     # older releases
     "RuntimeError: Connection reset by peer",
     "RuntimeError: Socket Timeout",
     "TimeoutError: The client socket has timed out after 900s while trying to connect to (h, 1).",
     "RuntimeError: Timed out initializing process group in store based barrier on rank: 1, for key",
     # NCCL, and other libraries
+    f"DistBackendError: NCCL error in: {PGN}:2395, internal error - Last error: NET/Socket : peer "
+    "10.0.0.2<4> message truncated : receiving 256 bytes instead of 128",
+    f"DistBackendError: NCCL error in: {PGN}:2395, internal error - Last error: Proxy Call to rank "
+    "1 failed (Connect)",
     f"DistBackendError: NCCL error in: {PGN}:1970, remote process exited or there was a network "
     "error, NCCL version 2.21.5",
     f"DistBackendError: NCCL error in: {PGN}:1691, unhandled system error (run with NCCL_DEBUG=",
@@ -52,6 +58,12 @@ OF_A_PEER = [
 ]
 
 OF_ITSELF = [
+    "ConnectionError: HTTPConnectionPool(host='mpi-is.mpg.de', port=443): [Errno 111] refused",
+    'ReadTimeoutError: Read timeout on endpoint URL: "https://b.s3.amazonaws.com/gloo/x.tar"',
+    "FileNotFoundError: [Errno 2] No such file or directory: '/data/mpi/timed_out.txt'",
+    "OSError: [Errno 28] No space left on device: '/ckpt/ProcessGroup_timeout'",
+    f"DistBackendError: NCCL error in: {PGN}:2395, unhandled system error, ncclSystemError: Last "
+    "error: Error while creating shared memory segment /dev/shm/nccl-x (size 9637888)",
     "RemoteDisconnected: Remote end closed connection without response",
     "ConnectionResetError: [Errno 104] Connection reset by peer",
     "BrokenPipeError: [Errno 32] Broken pipe",

@@ -141,6 +141,26 @@ def test_the_cause_of_a_hung_job_is_that_of_its_finding(how: ExitInfo, failed: b
         assert "SIGABRT" in found.text
 
 
+@pytest.mark.parametrize("how", [ABORT, UNKNOWN], ids=["abort", "no-record"])
+def test_the_cause_stays_though_its_finding_is_closed_or_forgotten(how: ExitInfo) -> None:
+    """A user closes the finding about rank 2, which hangs, and all ranks end. After a restart of
+    the service, which has no finding any more, agents report the same ends 5 ms later."""
+    job = hanging()
+    stall = job.only()
+    job.engine.dismiss(stall.id, job.now, "closed by hand: known")
+    ended(job, *(how,) * 4, then_s=70)
+    found, ended_at = failure(job.engine, job.now), job.now - 70_495_000_000
+    assert found is not None
+    assert (found.rank, found.finding) == (2, stall.id)
+    same = Job(4, engine=restarted(job.engine), now=job.now)
+    same.reporting.clear()
+    same.run(1)
+    for rank in range(4):
+        same.status(rank, RankState.EXITED, how=how, at=AlignedNs(ended_at))
+    same.run(10)
+    assert failure(same.engine, same.now) == found
+
+
 @pytest.mark.parametrize("attempt", [0, 1])
 @pytest.mark.parametrize("after_s", [5, 3600])
 def test_a_job_that_starts_again_has_not_failed(attempt: int, after_s: int) -> None:
