@@ -1,4 +1,5 @@
-"""Frameworks that start ranks themselves: Accelerate, Lightning, Ray Train, DeepSpeed."""
+"""Frameworks, most of which start ranks themselves: Accelerate, Lightning, the Trainer of
+Transformers, DeepSpeed, Ignite, Ray Train."""
 
 from __future__ import annotations
 
@@ -41,6 +42,21 @@ def test_deepspeed_launcher(tmp_path: Path) -> None:
     command = [BIN / "deepspeed", *options, "--folder", tmp_path, "--rank", 1]
     with launched(tmp_path, command) as launch:
         assert_found(launch, "deepspeed", world=2)
+
+
+@needs("transformers")
+def test_transformers(tmp_path: Path) -> None:
+    """torchrun starts two ranks of the Trainer of Transformers."""
+    command = [BIN / "torchrun", "--standalone", "--nproc-per-node", "2"]
+    with launched(tmp_path, [*command, JOBS / "transformed.py", tmp_path, 1]) as launch:
+        assert_found(launch, "Trainer of Transformers", world=2)
+
+
+@needs("ignite")
+def test_ignite(tmp_path: Path) -> None:
+    """`ignite.distributed.Parallel` spawns two ranks; the engine of rank 1 gets stuck."""
+    with launched(tmp_path, [PYTHON, JOBS / "ignited.py", tmp_path, 1]) as launch:
+        assert_found(launch, "Ignite", world=2)
 
 
 # -- Ray Train: its workers are children of Ray's daemon, and train in a thread --------------------

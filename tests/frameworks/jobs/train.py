@@ -1,5 +1,6 @@
 """`train.py FOLDER RANK`: trains by hand with the variables that a launcher sets for each rank.
-RANK gets stuck in `load_shard` at step 40 and leaves the file FOLDER/stuck.
+RANK gets stuck in `load_shard` at step 40 and leaves the file FOLDER/stuck; if FOLDER/raises
+exists, it raises an exception there.
 
 An ordinary torch script that knows nothing of frd.
 """
@@ -15,6 +16,8 @@ import torch.distributed as dist
 
 
 def load_shard(folder: Path) -> None:
+    if (folder / "raises").exists():
+        raise ValueError("shard 40 is damaged")
     (folder / "stuck").touch()
     time.sleep(3600)  # a file system that does not answer
 
