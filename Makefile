@@ -30,7 +30,7 @@ help:
 	@echo "make sim SEEDS=N  simulate N jobs with one service and N with replicas; all frozen verdicts"
 	@echo "make soak    end-to-end tests that are too long for make test (10 minutes)"
 	@echo "make mutants MODULE=PATH  small changes that must fail a test: forty chosen ones, then mutmut in PATH"
-	@echo "make test-frameworks  hangs of real jobs that torchrun, Lightning, Ray and others start (10 minutes)"
+	@echo "make test-frameworks  hangs and ends of real jobs that torchrun, Lightning, Ray and others start (20 minutes)"
 	@echo "make test-gpu  hangs, memory and CUDA graphs of real jobs with NCCL; one GPU is enough (5 minutes)"
 	@echo "make test-pods  the image, the chart's pods and a systemd in real containers; root on Debian (10 minutes)"
 	@echo "make test-slurm  jobs of the recipe for Slurm on two nodes, real Slurm; root on Debian (6 minutes)"

@@ -70,8 +70,10 @@ with torch 2.13 on CPUs, and what needs a GPU with torch 2.11:
   child of a plain os.fork gets none either: it may have to stay single-threaded, to enter another
   namespace for example. Any other child has a thread that wakes up once a second, for some 80 µs of
   CPU (32 children: 0.3 % of a core). Process groups that a child inherits are its parent's: only
-  its own default group makes it a rank. multiprocessing ends its children without the interpreter's
-  exit handlers, so one of multiprocessing's finalizers writes the exit record.
+  its own default group makes it a rank. multiprocessing ends its children without the
+  interpreter's exit handlers, so one of its finalizers writes the exit record; in spawned children,
+  too, because only there the exception is visible that multiprocessing prints, or that
+  torch.multiprocessing.spawn sends to the parent.
 - Only if the user asks for it (`frd-agent exec --allow-ptrace`), each process with a tap, and each
   child that it forks, lets any process of its user read it where Yama forbids that. A process has
   one such entry, which cannot be read, and other libraries set it as well: it is set once, when the
@@ -93,7 +95,7 @@ calls these functions of theirs, and constants (tests/unit/agent/tap/test_tap_ca
   fsencode, path, environ, register_at_fork; `fcntl`: flock, fcntl; `socket`: gethostname;
   `time`: time, time_ns, monotonic, monotonic_ns, thread_time, sleep. System calls; of the
   environment it reads single variables.
-- `sys`: modules, _current_frames. Each is read in one step, under the GIL.
+- `sys`: modules, _current_frames, exc_info. Each is read in one step, under the GIL.
 - `json`: dumps, JSONDecoder; `struct`: Struct; `re`: compile; `zlib`: crc32; `stat`: S_ISDIR,
   S_ISFIFO, S_ISLNK; `itertools`: count, chain, repeat, islice, accumulate, compress, tee;
   `operator`: itemgetter, attrgetter, is_; `contextlib`: suppress, contextmanager;
@@ -347,6 +349,10 @@ _LAUNCHERS = (
 MAX_DEPTH = 200
 """Frames of the main thread that are looked at, the innermost."""
 _installed_pid = 0
+_started: tuple[Any, ...] = ()
+"""What `_start` has returned, in this process or in the one that forked it."""
+_leaves_by: tuple[Any, ...] = ()
+"""See `_in_flight`; while the exit record is written."""
 _complained_pid = 0
 _refused_at = ""
 """The file by which this process shows the agent that it may not publish."""
@@ -386,6 +392,7 @@ def _install() -> None:
     allow_ptrace(os.environ)
     hear_signals()
     atexit.register(_at_exit, *_start(None))
+    _end_with_multiprocessing()
     if not _follows_forks:
         _follows_forks = True
         os.register_at_fork(after_in_child=_forked)
@@ -403,20 +410,21 @@ def signals_blocked() -> Iterator[None]:
         _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
 
 
-def _start(inherited: Mapping[int, int] | None) -> tuple[int, threading.Event, threading.Event]:
+def _start(inherited: Mapping[int, int] | None) -> tuple[Any, ...]:
     """`inherited`: the ranks of the default group that a forked child has from its parent; empty if
     it has none, None for a process that was not forked. Call it with signals blocked.
 
     Raises:
         OSError, RuntimeError: there can or should be no more thread.
     """
-    global _installed_pid
+    global _installed_pid, _started
     if why := shortage(1):
         raise OSError(why)
     stop, ended = threading.Event(), threading.Event()
     _thread.start_new_thread(_run, (stop, ended, inherited))
     _installed_pid = os.getpid()
-    return _installed_pid, stop, ended
+    _started = _installed_pid, stop, ended
+    return _started
 
 
 def allow_ptrace(environ: Mapping[str, str]) -> None:
@@ -455,7 +463,7 @@ def _forked() -> None:
 
 
 def _in_child(_: _Child) -> None:
-    """In a child that multiprocessing has forked, before its target runs."""
+    """In a child that multiprocessing, or its forkserver, has forked, before its target runs."""
     with signals_blocked():
         _start_in_child()
 
@@ -465,20 +473,47 @@ def _start_in_child() -> None:
         process = sys.modules["multiprocessing.process"].current_process()
         target = getattr(process, "_target", None)
         of_loader = (getattr(target, "__module__", None) or "").startswith("torch.utils.data.")
-        if of_loader or _installed_pid == os.getpid():
+        if of_loader:
             return
-        inherited = _default_ranks(getattr(sys.modules.get(_C10D), "_world", None)) or {}
-        hear_signals()
-        started = _start(inherited)
-        sys.modules["multiprocessing.util"].Finalize(None, _at_exit, started, exitpriority=0)
+        if _installed_pid != os.getpid():  # it was forked
+            inherited = _default_ranks(getattr(sys.modules.get(_C10D), "_world", None)) or {}
+            hear_signals()
+            _start(inherited)
+        _end_with_multiprocessing()
     except Exception as error:
         _complain("forked child", error)
 
 
+def _end_with_multiprocessing() -> None:
+    """If this is a child of multiprocessing, or one whose modules are still being loaded."""
+    module = sys.modules.get("multiprocessing.process")
+    with contextlib.suppress(AttributeError, KeyError):
+        if module.parent_process() or module.current_process()._inheriting:  # type: ignore[union-attr]
+            util = sys.modules["multiprocessing.util"]
+            util.register_after_fork(_child, _in_child)  # a forkserver's drops what is registered
+            util.Finalize(None, _at_exit, _started, exitpriority=0)
+
+
 def _at_exit(pid: int, stop: threading.Event, ended: threading.Event) -> None:
+    global _leaves_by
     if os.getpid() == pid:
+        _leaves_by = _in_flight()
         stop.set()
         ended.wait(JOIN_S)
+        _leaves_by = ()
+
+
+def _in_flight() -> tuple[Any, ...]:
+    """Type, value and traceback of the exception by which a child of multiprocessing ends: its
+    finalizers run in a `finally`. Of `sys.exit` in an `except`, what was caught there: so end the
+    children of torch.multiprocessing.spawn."""
+    with contextlib.suppress(Exception):
+        error: Any = sys.exc_info()[1]
+        if issubclass(type(error), SystemExit):
+            error = error.__context__ if error.code else None
+        if error is not None:
+            return type(error), error, error.__traceback__
+    return ()
 
 
 def hear_signals() -> None:
@@ -1747,14 +1782,14 @@ def _linked(one: Any, attribute: str) -> Iterator[Any]:
 def _exit_record(
     at_ns: int, error: tuple[Any, ...] = (), *, is_interrupted: bool = False
 ) -> dict[str, Any]:
-    """The uncaught exception is `error` (type, value, traceback), else the one that the interpreter
-    printed last (`sys.last_type`). It never prints SystemExit: the agent gets the exit status from
-    the kernel."""
+    """The uncaught exception is `error` (type, value, traceback), else the one by which the process
+    leaves (`_in_flight`), else the one that the interpreter printed last (`sys.last_type`). It
+    never prints SystemExit: the agent gets the exit status from the kernel."""
     record: dict[str, Any] = {"kind": "clean", "detail": "", "at_ns": at_ns}
     if is_interrupted:
         record["interrupted"] = True
     last = ("last_type", "last_value", "last_traceback")
-    raised, value, traceback = error or [getattr(sys, name, None) for name in last]
+    raised, value, traceback = error or _leaves_by or [getattr(sys, name, None) for name in last]
     if raised is not None:
         with contextlib.suppress(Exception):
             if (own := _own(value)) is not value:

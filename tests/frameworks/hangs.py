@@ -31,7 +31,10 @@ JOBS: Final = Path(__file__).with_name("jobs")
 BIN: Final = Path(sys.executable).parent
 STALL_AFTER_S: Final = 3.0
 _FOUND_WITHIN_S: Final = 90.0
-_WRITTEN: Final = ("torch", "accelerate", "lightning", "ray", "deepspeed", "uv")
+_WRITTEN: Final = (
+    *("torch", "accelerate", "lightning", "transformers", "ray", "deepspeed", "pytorch-ignite"),
+    "uv",
+)
 """Packages whose versions the summary shows."""
 
 MARK: Final = "FRD_TEST_FOLDER"

@@ -1,11 +1,9 @@
-"""Frameworks: Accelerate, Lightning, Trainer, Ray Train, DeepSpeed, Ignite. Each is hung, ends
-by an exception, and is interrupted."""
+"""Frameworks, most of which start ranks themselves: Accelerate, Lightning, the Trainer of
+Transformers, DeepSpeed, Ignite, Ray Train."""
 
 from __future__ import annotations
 
-import os
 import secrets
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -46,6 +44,21 @@ def test_deepspeed_launcher(tmp_path: Path) -> None:
         assert_found(launch, "deepspeed", world=2)
 
 
+@needs("transformers")
+def test_transformers(tmp_path: Path) -> None:
+    """torchrun starts two ranks of the Trainer of Transformers."""
+    command = [BIN / "torchrun", "--standalone", "--nproc-per-node", "2"]
+    with launched(tmp_path, [*command, JOBS / "transformed.py", tmp_path, 1]) as launch:
+        assert_found(launch, "Trainer of Transformers", world=2)
+
+
+@needs("ignite")
+def test_ignite(tmp_path: Path) -> None:
+    """`ignite.distributed.Parallel` spawns two ranks; the engine of rank 1 gets stuck."""
+    with launched(tmp_path, [PYTHON, JOBS / "ignited.py", tmp_path, 1]) as launch:
+        assert_found(launch, "Ignite", world=2)
+
+
 # -- Ray Train: its workers are children of Ray's daemon, and train in a thread --------------------
 
 
@@ -54,6 +67,19 @@ def test_ray_of_the_program(tmp_path: Path) -> None:
     """`ray.init` in the program starts Ray, which inherits the environment of exec."""
     with launched(tmp_path, [PYTHON, JOBS / "ray_trainer.py", tmp_path, 1]) as launch:
         assert_found(launch, "Ray Train, ray.init below exec", world=3)
+
+
+@needs("ray")
+def test_an_exception_in_ray(tmp_path: Path) -> None:
+    """The train function of rank 1 raises an exception, which Ray keeps to itself before it ends
+    all workers: the finding names that rank and the line."""
+    (tmp_path / "raises").touch()
+    with launched(tmp_path, [PYTHON, JOBS / "ray_trainer.py", tmp_path, 1]) as launch:
+        (finding,) = launch.until(lambda: findings(launch.client), "a finding")
+        (suspect,) = finding["suspects"]
+        assert (finding["kind"], suspect["rank"]) == ("rank_lost", 1), finding
+        assert "ValueError: shard 40 is damaged" in finding["summary"], finding
+        assert "load_shard" in finding["summary"], finding
 
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -94,78 +120,3 @@ def test_ray_that_runs_already(tmp_path: Path) -> None:
         program = [PYTHON, JOBS / "ray_trainer.py", tmp_path, 1, address, launch.stage.run_dir]
         with launch.starting(program, TOKEN):
             assert_found(launch, "Ray Train, runtime_env", world=3)
-
-
-# -- ends ----------------------------------------------------------------------------------------
-
-
-def commands(folder: Path) -> dict[str, list[object]]:
-    """By framework: a job of at least two ranks, of which rank 1 stops at step 40."""
-    torchrun = [BIN / "torchrun", "--nproc-per-node", "2", "--master-port", free_port()]
-    deepspeed = [BIN / "deepspeed", "--num_accelerators", "2", "--master_port", free_port()]
-    return {
-        "accelerate": [
-            *(BIN / "accelerate", "launch", "--multi_gpu", "--num_processes", "2"),
-            *("--main_process_port", free_port(), JOBS / "accelerated.py", folder),
-        ],
-        "lightning": [PYTHON, JOBS / "lit.py", folder],
-        "transformers": [*torchrun, JOBS / "hf_trainer.py", folder],
-        "ignite": [PYTHON, JOBS / "ignited.py", folder],
-        "ray": [PYTHON, JOBS / "ray_trainer.py", folder],
-        "deepspeed": [*deepspeed, JOBS / "deepspeeded.py", "--folder", folder, "--rank"],
-    }
-
-
-def command(framework: str, folder: Path, rank: int) -> list[object]:
-    strategy = ["ddp"] if framework == "lightning" else []
-    return [*commands(folder)[framework], rank, *strategy]
-
-
-FRAMEWORKS = [
-    pytest.param(name, marks=needs(name))
-    for name in ("accelerate", "lightning", "transformers", "ignite", "ray", "deepspeed")
-]
-
-
-@pytest.mark.parametrize("framework", ["transformers", "ignite"])
-def test_a_hang(framework: str, tmp_path: Path) -> None:
-    """Rank 1 of two gets stuck."""
-    pytest.importorskip(framework)
-    with launched(tmp_path, command(framework, tmp_path, 1)) as launch:
-        assert_found(launch, framework, world=2)
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_an_exception(framework: str, tmp_path: Path) -> None:
-    """Rank 1 raises an exception, which some frameworks catch before they end all ranks: the
-    finding names that rank alone, the exception and the line."""
-    (tmp_path / "raises").touch()
-    with launched(tmp_path, command(framework, tmp_path, 1)) as launch:
-        (finding,) = launch.until(lambda: findings(launch.client), "a finding")
-        (suspect,) = finding["suspects"]
-        assert (finding["kind"], suspect["rank"]) == ("rank_lost", 1), finding
-        assert "ValueError: shard 40 is damaged" in finding["summary"], finding
-        assert "load_shard" in finding["summary"], finding
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_an_interrupt(framework: str, tmp_path: Path) -> None:
-    """Ctrl-C in the terminal of a healthy job: no finding, also after all losses are judged."""
-    with watching(tmp_path) as launch:
-        with launch.running(*command(framework, tmp_path, 99)) as job:
-
-            def trains() -> bool:
-                jobs = launch.client.get("/api/v1/jobs")["jobs"]
-                return any(one["ranks"].get("live", 0) > 1 and one["pace"] for one in jobs)
-
-            launch.until(trains, "ranks that train", 120.0)
-            os.killpg(job.pid, signal.SIGINT)
-            job.wait(60)
-
-        def is_judged() -> bool:
-            jobs = launch.client.get("/api/v1/jobs")["jobs"]
-            return all(one["ended"] and one["last_heard_s"] > 5.0 for one in jobs)
-
-        launch.until(is_judged, "the end", 60.0)
-        assert findings(launch.client) == []
-        assert {one["state"] for one in launch.client.get("/api/v1/jobs")["jobs"]} == {"ended"}

@@ -33,7 +33,7 @@ class _Watch(object):  # noqa: UP004 -- an old-style class otherwise, on the Pyt
         if self._waiting and name.startswith("torch.distributed"):
             self._waiting = False
             _install()
-        elif name.startswith("trio.") and "_frd_tap" in sys.modules:
+        elif name.startswith("trio.") and "_frd_tap" in sys.modules:  # it is there
             sys.modules["_frd_tap"].hear_none()
 
 

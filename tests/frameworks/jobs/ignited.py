@@ -1,5 +1,5 @@
-"""`ignited.py FOLDER RANK`: two ranks of Ignite's Parallel train a model. The engine of RANK gets
-stuck in `load_shard` at step 40 and leaves the file FOLDER/stuck.
+"""`ignited.py FOLDER RANK`: two ranks that Ignite spawns, with its engine. RANK gets stuck in
+`load_shard` at step 40 and leaves the file FOLDER/stuck.
 
 An ordinary Ignite script that knows nothing of frd.
 """
@@ -9,35 +9,35 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import ignite.distributed as idist
 import torch
 from ignite.engine import Engine
-from torch import nn
 
 from tests.frameworks.jobs.train import load_shard
 
 
-def training(local_rank: int, folder: Path, stuck_rank: int) -> None:
+def train(local_rank: int, folder: Path, stuck_rank: int) -> None:
     torch.set_num_threads(1)
-    model = idist.auto_model(nn.Linear(8, 1))
-    optimizer = idist.auto_optim(torch.optim.SGD(model.parameters(), lr=1e-3))
+    model = idist.auto_model(torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
-    def step(engine: Any, batch: int) -> None:
+    def step(engine: Engine, batch: torch.Tensor) -> float:
         if engine.state.iteration == 40 and idist.get_rank() == stuck_rank:
             load_shard(folder)
         optimizer.zero_grad()
-        model(torch.ones(4, 8)).square().mean().backward()
+        loss = model(batch).square().mean()
+        loss.backward()
         optimizer.step()
         time.sleep(0.02)
+        return float(loss)
 
-    Engine(step).run(range(100_000), max_epochs=1)
+    Engine(step).run([torch.ones(4, 8)] * 100_000, max_epochs=1)
 
 
 def main(folder: Path, stuck_rank: int) -> None:
     with idist.Parallel(backend="gloo", nproc_per_node=2) as parallel:
-        parallel.run(training, folder, stuck_rank)
+        parallel.run(train, folder, stuck_rank)
 
 
 if __name__ == "__main__":

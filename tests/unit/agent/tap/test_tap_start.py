@@ -50,6 +50,27 @@ def test_without_torch_nothing_is_there() -> None:
     assert python(code, SITE).split() == ["False", "False", "[]"]
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_program_that_tries_to_import_trio(
+    is_there: bool, fake_torch: Path, tmp_path: Path
+) -> None:
+    """trio warns if signals already go into a pipe, so the tap gives its own up; not to a library
+    that only looks whether trio is installed."""
+    if is_there:
+        (tmp_path / "trio").mkdir()
+        (tmp_path / "trio/__init__.py").write_text("import trio._core")
+        (tmp_path / "trio/_core.py").touch()
+    code = """
+import torch.distributed, signal
+try:
+    import trio
+except ImportError:
+    pass
+print(signal.set_wakeup_fd(-1) != -1)
+"""
+    assert python(code, SITE, fake_torch, tmp_path).strip() == str(not is_there)
+
+
 WATCHED = "2 True"
 """The thread of the program and the tap's."""
 INSTALLED = (PACKAGE.parent / "frd_tap.pth").read_text()

@@ -1,7 +1,7 @@
-"""`hf_trainer.py FOLDER RANK`: trains a model with the Trainer of transformers. The data set
-of RANK gets stuck in `load_shard` at step 40 and leaves the file FOLDER/stuck.
+"""`transformed.py FOLDER RANK`: trains with the Trainer of Transformers. The data set of RANK gets
+stuck in `load_shard` at its 40th sample and leaves the file FOLDER/stuck.
 
-An ordinary script for torchrun that knows nothing of frd.
+An ordinary script that knows nothing of frd.
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from transformers import Trainer, TrainingArguments
 
 from tests.frameworks.jobs.train import load_shard
 
 
-class Shards:
+class Samples(torch.utils.data.Dataset):  # type: ignore[misc]  # installed elsewhere
     def __init__(self, folder: Path, stuck_rank: int) -> None:
         self.folder, self.stuck_rank = folder, stuck_rank
         self.reads = 0
@@ -35,28 +33,27 @@ class Shards:
         return {"x": torch.ones(8)}
 
 
-class Model(nn.Module):  # type: ignore[misc]  # torch is untyped here
+class Model(torch.nn.Module):  # type: ignore[misc]  # installed elsewhere
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(8, 1)
+        self.layer = torch.nn.Linear(8, 1)
 
-    def forward(self, x: Any) -> dict[str, torch.Tensor]:
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"loss": self.layer(x).square().mean()}
 
 
 def main(folder: Path, stuck_rank: int) -> None:
     torch.set_num_threads(1)
-    arguments = TrainingArguments(
-        output_dir=str(folder / "out"),
-        use_cpu=True,
+    options = TrainingArguments(
+        output_dir=str(folder),
         per_device_train_batch_size=1,
         max_steps=100_000,
-        save_strategy="no",
-        report_to="none",
+        use_cpu=True,
         disable_tqdm=True,
-        remove_unused_columns=False,
+        report_to=[],
+        save_strategy="no",
     )
-    Trainer(model=Model(), args=arguments, train_dataset=Shards(folder, stuck_rank)).train()
+    Trainer(Model(), options, train_dataset=Samples(folder, stuck_rank)).train()
 
 
 if __name__ == "__main__":
