@@ -262,10 +262,9 @@ class Engine:
                 self._learned.learn(key.job, waits, now)
             if (known := self._learned.failure(key.job)) or evaluation.end:
                 at, failure = evaluation.outcome(now)
-                is_known = known is not None and evaluation.end and key.attempt == known.attempt
-                if is_known and known is not None and at - known.at < SEEN_LATE_NS:
-                    continue  # the same end, as its agents report it again
-                if known is None or known.at < at:
+                is_same = bool(evaluation.end and known and key.attempt == known.attempt)
+                later_ns = SEEN_LATE_NS if is_same else 1  # agents report the same end again
+                if known is None or at - known.at >= later_ns:
                     self._learned.fail(key.job, failure, now)
 
     @property

@@ -28,6 +28,7 @@ from frd.model import (
     RankStatus,
     Stage,
 )
+from frd_agent import tap
 from frd_agent.counters import Counters
 from frd_agent.memory import Target
 from frd_agent.node_time import NodeTime
@@ -55,8 +56,6 @@ MAX_RANKS: Final = 512
 _DUMP_TIMEOUT_S: Final = 3.0
 _STOPPED_AGE_S: Final = 1.5
 """A stopped process whose counters are younger than this may be running again already."""
-_LEAVES_WITHIN_NS: Final = 60_000_000_000
-"""A Ctrl-C longer before the end was survived."""
 _MOVING_S: Final = 10.0
 """A rank that has made progress within this time is training."""
 
@@ -300,7 +299,7 @@ class Rank:
         record, recorded_at_ns = self.identity.ended, self.exit_recorded_at_ns
         if record is None and (printed := self.identity.printed) is not None:  # then it was killed
             printed_at_ns = self._shared.time.one_to_raw(printed.at_ns)
-            is_recent = now_ns - (printed_at_ns or 0) <= _LEAVES_WITHIN_NS
+            is_recent = now_ns - (printed_at_ns or 0) <= tap.INTERRUPT_S * 1e9  # else survived
             if printed_at_ns and (is_recent or not printed.interrupted):
                 record, recorded_at_ns = printed, printed_at_ns
         how, at_ns = self.process.ended(record, recorded_at_ns, now_ns)
