@@ -177,6 +177,7 @@ class App:
             self._held = await hold_alone(*of_process)
             await self._listen()
         self._homes.know(self._held.homes)
+        self._cells.refresh()
         self._tasks = [
             asyncio.create_task(work)
             for work in (
