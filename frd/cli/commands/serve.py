@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -48,14 +48,7 @@ log = logging.getLogger(__name__)
     "--log-format", type=click.Choice(["text", "json"]), help="Format of the log on stderr."
 )
 def command(
-    config: Path | None,
-    grpc: str | None,
-    http: str | None,
-    data_dir: Path | None,
-    stall_after: float | None,
-    no_web: bool | None,
-    insecure: bool | None,
-    log_format: str | None,
+    config: Path | None, insecure: bool | None, log_format: str | None, **serve: Any
 ) -> None:
     """Run the central service.
 
@@ -63,11 +56,7 @@ def command(
     """
     # Without gRPC's own lines on stderr; gRPC reads the variable when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    flags = {
-        **serve_flags(grpc, http, data_dir, stall_after, no_web),
-        "insecure": insecure,
-        "log.format": log_format,
-    }
+    flags = {**serve_flags(**serve), "insecure": insecure, "log.format": log_format}
     load = functools.partial(load_config, config, flags)
     effective = load()
     logs.configure(effective.log.level, effective.log.format)

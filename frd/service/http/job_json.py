@@ -19,10 +19,9 @@ from frd.forms import finding_json, fold_ranks, utc_text
 from frd.model import Finding, RankState
 from frd.service.http.json_api import (
     age_s,
-    failure_json,
+    attempt_head,
     group_json,
     head,
-    job_state,
     node_json,
     pace_json,
     rank_json,
@@ -56,12 +55,7 @@ def job_summary(state: ServiceState, view: AttemptView, map_tag: str) -> Json:
     waits, more_waits = view.history.open_ops(MOST) if view.history is not None else ([], 0)
     return {
         **head(state),
-        "job": view.key.job,
-        "attempt": view.key.attempt,
-        "world_size": view.world_size,
-        "ended": view.ended,
-        "state": job_state(state, view),
-        "failure": failure_json(state, view),
+        **attempt_head(state, view),
         "pace": pace_json(state, view),
         "gap_entries": view.gap_entries,
         "ranks": dict(sorted(rank_states(view, state.nodes).items())),

@@ -65,6 +65,18 @@ def head(state: ServiceState) -> Json:
     return {"api_version": API_VERSION, "at": utc_text(state.utc(state.status_view.at))}
 
 
+def attempt_head(state: ServiceState, view: AttemptView) -> Json:
+    """Which attempt, and how it fares."""
+    return {
+        "job": view.key.job,
+        "attempt": view.key.attempt,
+        "world_size": view.world_size,
+        "ended": view.ended,
+        "state": job_state(state, view),
+        "failure": failure_json(state, view),
+    }
+
+
 def job_json(
     state: ServiceState, view: AttemptView, memory_of: Collection[int] | None = None
 ) -> Json:
@@ -73,12 +85,7 @@ def job_json(
     blind = unwatched(view, state.nodes)
     return {
         **head(state),
-        "job": view.key.job,
-        "attempt": view.key.attempt,
-        "world_size": view.world_size,
-        "ended": view.ended,
-        "state": job_state(state, view),
-        "failure": failure_json(state, view),
+        **attempt_head(state, view),
         "groups": [group_json(group) for group in view.groups],
         "ranks": [rank_json(state, rank, blind.get(rank.info.rank)) for rank in view.ranks],
         "memory": memory_json(view.memory, memory_of),
@@ -131,12 +138,7 @@ def _job_line(state: ServiceState, view: AttemptView, opened: int, closed: int) 
     """`opened`, `closed`: findings that are open; that were closed by hand and go on."""
     heard = AlignedNs(int(view.rank_columns.as_of.max(initial=0)))
     return {
-        "job": view.key.job,
-        "attempt": view.key.attempt,
-        "world_size": view.world_size,
-        "ended": view.ended,
-        "state": job_state(state, view),
-        "failure": failure_json(state, view),
+        **attempt_head(state, view),
         "ranks": dict(sorted(rank_states(view, state.nodes).items())),
         "open_findings": opened,
         **({"findings_closed_by_hand": closed} if closed else {}),

@@ -39,7 +39,7 @@ class Lane(msgspec.Struct, frozen=True, array_like=True):
     """None: the clock is not known."""
 
 
-class Bar(msgspec.Struct, frozen=True, array_like=True):
+class _Op(msgspec.Struct, frozen=True, array_like=True):
     """One op of one rank."""
 
     rank: int
@@ -47,6 +47,15 @@ class Bar(msgspec.Struct, frozen=True, array_like=True):
     """Its id."""
     seq: int
     op: str
+
+    @property
+    def key(self) -> tuple[int, str, int]:
+        return self.rank, self.group, self.seq
+
+
+class Bar(_Op, frozen=True, array_like=True):
+    """It has joined the op."""
+
     enqueued: int
     started: int
     """0 unknown."""
@@ -55,24 +64,12 @@ class Bar(msgspec.Struct, frozen=True, array_like=True):
     """It ended at `ended_from` at the earliest, at `ended` at the latest; 0: it is open."""
     failed: bool
 
-    @property
-    def key(self) -> tuple[int, str, int]:
-        return self.rank, self.group, self.seq
 
+class Gap(_Op, frozen=True, array_like=True):
+    """It has not joined the op, and others wait in it."""
 
-class Gap(msgspec.Struct, frozen=True, array_like=True):
-    """An op that others wait in and that this rank has not joined."""
-
-    rank: int
-    group: str
-    seq: int
-    op: str
     since: int
     until: int | None
-
-    @property
-    def key(self) -> tuple[int, str, int]:
-        return self.rank, self.group, self.seq
 
 
 class Curve(msgspec.Struct, frozen=True, array_like=True):

@@ -209,26 +209,27 @@ class Peers:
         return answer
 
     def health(self, handler: Handler) -> Handler:
-        async def answer(request: Request) -> Response:
-            own = await handler(request)
-            if is_forwarded(request):
-                return own
-            others, target = self._others(), "/api/v1/health"
-            heard, silent = await self._questions.ask(
-                *(others, request, target, merging.Health), needed=True
-            )
-            return await json_answer(lambda: merging.merge_health(_json_of(own), heard, silent))
-
-        return answer
+        return self._of_all(handler, "health", merging.Health, merging.merge_health, needed=True)
 
     def cluster(self, handler: Handler) -> Handler:
+        return self._of_all(handler, "cluster", merging.Member, merging.merge_cluster)
+
+    def _of_all(
+        self,
+        handler: Handler,
+        name: str,
+        form: type[msgspec.Struct],
+        merge: Callable[[Json, Sequence[Heard], Sequence[str]], Json],
+        *,
+        needed: bool = False,
+    ) -> Handler:
         async def answer(request: Request) -> Response:
             own = await handler(request)
             if is_forwarded(request):
                 return own
-            others, target = self._others(), "/api/v1/cluster"
-            heard, silent = await self._questions.ask(others, request, target, merging.Member)
-            return await json_answer(lambda: merging.merge_cluster(_json_of(own), heard, silent))
+            others, target = self._others(), f"/api/v1/{name}"
+            heard, silent = await self._questions.ask(others, request, target, form, needed=needed)
+            return await json_answer(lambda: merge(_json_of(own), heard, silent))
 
         return answer
 
