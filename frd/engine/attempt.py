@@ -201,10 +201,9 @@ class Attempt:
             )
         self._take(OF_GROUP + of_texts(info.name, info.desc) + len(info.ranks), "groups")
         self._ranks.reserve(1)  # times of members that are not declared are looked up, too
-        floor_ns = round(self._policy.stall_after_s * 1e9)
         first_pair = self._pairs.add(self._groups.count, info.ranks)
         self._collectives.open_collectives.windows.reserve(self._groups.count + 1)
-        handle = self._groups.declare(info, first_pair, floor_ns)
+        handle = self._groups.declare(info, first_pair, self._policy.stall_after_ns)
         self._collectives.thresholds.add_group(handle)
         return handle
 
@@ -447,20 +446,20 @@ class Attempt:
     def stalls(self, now: AlignedNs) -> StallTable:
         """Waiting that telemetry has confirmed to be longer than its group's threshold."""
         self._collectives.settle(now)
-        least_ns = round(self._policy.stall_after_s * 1e9)
-        return snapshot_parts.stalls(self.tables, least_ns, self._collectives.ends_early, now)
+        return snapshot_parts.stalls(
+            self.tables, self._policy.stall_after_ns, self._collectives.ends_early, now
+        )
 
     def snapshot(self, now: AlignedNs) -> Snapshot:
         """Progress of every rank; immutable."""
         self._collectives.settle(now)
-        groups = self._groups
         pairs = snapshot_parts.pairs(self.tables, self._collectives.ends_early, now)
         return Snapshot(
             key=self.key,
             now=now,
             world_size=self.world_size,
-            groups=tuple(groups.infos),
-            threshold_ns=groups.threshold_ns[: groups.count].copy(),
+            groups=tuple(self._groups.infos),
+            threshold_ns=snapshot_parts.thresholds_ns(self.tables, self._policy.stall_after_ns),
             pairs=pairs,
             op=self._collectives.ops(),
             channels=self._channels.snapshot(self._ranks, now),

@@ -106,6 +106,10 @@ class Policy:
     max_suspects: Count = 16
     """Suspects that one finding lists."""
 
+    @property
+    def stall_after_ns(self) -> int:
+        return round(self.stall_after_s * 1e9)
+
     def call_stall_after_s(self, op: str) -> float:
         """How long a call that no recorder shows may take, if nothing was learned of it."""
         return self.init_stall_after_s if op in INITIALIZATION else self.stall_after_s

@@ -141,7 +141,7 @@ MUTANTS: Final = (
     Mutant("frd.service.journal", "ReplicatedLog._run", Swap("LogLost", "Fenced"),
            "unit/service/journal/replicated",
            "the owner of a cell takes its log again after it was fenced"),
-    Mutant("frd.service.journal", "ReplicatedLog.stored", Swap("_released", "_position"),
+    Mutant("frd.service.journal", "ReplicatedLog.stored", Swap("_released", "position"),
            "unit/service/journal/replicated property/acknowledgements",
            "rows are acknowledged before they are in the log"),
     Mutant("frd.cluster", "Ownership._observe", Instead(observe_by_clock), "property/lease",

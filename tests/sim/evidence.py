@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import log
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +18,8 @@ from tests.sim.scenario import POLICY, Trouble
 from tests.world.clocks import S
 
 if TYPE_CHECKING:
+    from tests.sim.ops import Op
+    from tests.sim.ranks import SimRank
     from tests.sim.world import Run, World
 
 _LOSSES: Final = frozenset({FaultKind.CRASH, FaultKind.CRASH_RECORDED, FaultKind.OOM})
@@ -206,15 +209,18 @@ def _shows_a_wait(injected: Injected, run: Run) -> bool:
     """
     if not run.job.plan.hides_p2p:
         return True
-    answering = [rank for rank in run.job.ranks if not rank.stopped]
-    waits = [record.op for rank in answering for record in rank.queue]
-    collectives = [op for op in waits if op.dst < 0]
+    collectives = collectives_waited_in(rank for rank in run.job.ranks if not rank.stopped)
     hangs = [
         other for other in run.job.injected if other.fault.kind in _HANGS and other.healed is None
     ]
     if len(hangs) < 2 or not injected.culprits:
         return bool(collectives)
     return any(injected.culprits & set(op.group.ranks) for op in collectives)
+
+
+def collectives_waited_in(ranks: Iterable[SimRank]) -> list[Op]:
+    """As the recorders show them."""
+    return [record.op for rank in ranks for record in rank.queue if record.op.dst < 0]
 
 
 def _is_erased(injected: Injected, run: Run) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ def test_acknowledgements_that_are_too_early_are_noticed(
     )
     scenario = replace(draw_cluster(3), events=events)
     assert ClusterWorld(scenario, tmp_path / "right").live().troubles["takeovers"] == 2
-    monkeypatch.setattr(ReplicatedLog, "stored", ReplicatedLog.position)
+    monkeypatch.setattr(ReplicatedLog, "stored", property(attrgetter("position")))
     with pytest.raises(Violation, match="not in the log"):
         ClusterWorld(scenario, tmp_path / "wrong").live()
 

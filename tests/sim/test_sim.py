@@ -45,6 +45,9 @@ REGRESSIONS: dict[int, str] = {
     70174: "liars: an exit that a lying agent invented stays open until the attempt ends",
     1745: "exits: an exit that an agent found after its restart counted as late as it was found",
     5995: "first causes: a silent peer hid the device that had never started",
+    769: "losses: others had ended long before the ranks that the launcher killed in the end",
+    981: "pauses: a wait for a rank that had ended counted as usual",
+    2907: "first causes: a launcher's SIGTERM after another rank had ended was a certain cause",
     7220: "channels: sends that were over when they were read ended none before them",
 }
 """Seeds that found something, and what."""

@@ -173,7 +173,10 @@ def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Dated:
         case _:
             words = [f"process exited{at}", detail]
             manner = manner_of(how_it_ended(snapshot, row), rank)
-            premise = {Manner.REACTED: False, Manner.ABORTED: None}.get(manner, True)
+            first = snapshot.state_since[snapshot.in_state(RankState.EXITED)].min()
+            asked = since <= first or None  # a launcher ends the others when one has failed
+            doubts = {Manner.REACTED: False, Manner.ABORTED: None, Manner.ASKED: asked}
+            premise = doubts.get(manner, True)
     words.append(_last_joined(graph, rank, held_up, fresh=False))
     onset = _onset(graph, held_up)
     began = snapshot.moment(rank, since) if since > 0 else onset

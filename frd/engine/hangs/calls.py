@@ -113,8 +113,7 @@ class _Calls:
     @cached_property
     def _highest_ns(self) -> int:
         """The highest threshold of the job's groups."""
-        least_ns = round(self._policy.stall_after_s * 1e9)
-        return int(self._snapshot.threshold_ns.max(initial=least_ns))
+        return int(self._snapshot.threshold_ns.max(initial=self._policy.stall_after_ns))
 
     def _threshold_ns(self, op: str) -> int:
         """How long a call may take."""

@@ -274,9 +274,11 @@ def _run_on(snapshot: Snapshot, since: AlignedNs, *, trusted: bool = False) -> b
 
 
 def _others_died(bad: Sequence[Exit], first: Sequence[Exit]) -> bool:
-    """Other ranks ended later or for another reason: they died of it."""
-    ranks = {exited.rank for exited in first}
-    others = [exited for exited in bad if exited.rank not in ranks]
+    """Other ranks ended later or for another reason, not long before: they died of it."""
+    ranks, at = {exited.rank for exited in first}, first[0].seen
+    others = [
+        one for one in bad if one.rank not in ranks and not one.seen.is_before(at, SEEN_LATE_NS)
+    ]
     return any(
         exited.way != first[0].way or first[0].seen.is_before(exited.seen, TOGETHER_NS)
         for exited in others

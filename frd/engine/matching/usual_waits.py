@@ -139,7 +139,7 @@ class StallThresholds:
 
     def adopt(self, policy: Policy) -> None:
         self._policy = policy
-        self._groups.threshold_ns[: self._groups.count] = round(policy.stall_after_s * 1e9)
+        self._groups.threshold_ns[: self._groups.count] = policy.stall_after_ns
         self._expired_at = AlignedNs(0)  # so that the histories apply before anything stalls
 
     def add_group(self, group: int) -> None:

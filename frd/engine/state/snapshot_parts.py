@@ -44,12 +44,13 @@ def stalls(
     row = row[ranks.as_of[pairs.rank[row]] - pairs.head[row] >= least_ns]
     p2p = tables.channels.waiting(ranks, least_ns)
     since = np.maximum(pairs.head[row], pairs.idle_until[row])
-    stuck = np.flatnonzero(_confirmed(tables, pairs.rank[row], pairs.group[row], since, now))
+    usual = thresholds_ns(tables, least_ns)
+    stuck = np.flatnonzero(_confirmed(ranks, pairs.rank[row], since, usual[pairs.group[row]], now))
     if len(stuck):
         limit = _limits(tables, row[stuck], ends_early, now)
         stuck = stuck[completed(tables, row[stuck]) <= limit]
     row = row[stuck]
-    late = _confirmed(tables, p2p.rank, p2p.group, p2p.since, now) & (p2p.in_flight > 0)
+    late = _confirmed(ranks, p2p.rank, p2p.since, usual[p2p.group], now) & (p2p.in_flight > 0)
     rank = np.concatenate((pairs.rank[row], p2p.rank[late]))
     since = np.concatenate((since[stuck], p2p.since[late]))
     return StallTable(
@@ -60,14 +61,23 @@ def stalls(
     )
 
 
+def thresholds_ns(tables: AttemptTables, least_ns: int) -> Int64s:
+    """How long a wait may take, by group. What is usual counts while all members run: no wait for a
+    rank that has ended is usual."""
+    pairs, ended = tables.pairs, np.flatnonzero(tables.ranks.state >= EXITED)
+    found = tables.groups.threshold_ns[: tables.groups.count].copy()
+    if len(ended):
+        found[pairs.group[: pairs.count][np.isin(pairs.rank[: pairs.count], ended)]] = least_ns
+    return found
+
+
 def _confirmed(
-    tables: AttemptTables, rank: Int32s, group: Int32s, since: Int64s, now: AlignedNs
+    ranks: RankTable, rank: Int32s, since: Int64s, usual_ns: Int64s, now: AlignedNs
 ) -> Bools:
-    ranks = tables.ranks
     running: Bools = ranks.state[rank] < EXITED
     # An agent whose clock is misjudged cannot confirm a wait that has not happened yet.
     as_of = np.minimum(ranks.as_of[rank], ranks.to_node(rank, now))
-    return running & (as_of - since >= tables.groups.threshold_ns[group])
+    return running & (as_of - since >= usual_ns)
 
 
 def _limits(tables: AttemptTables, row: Int64s, ends_early: EndsEarly, now: AlignedNs) -> Int64s:

@@ -83,7 +83,7 @@ class ReplicatedLog:
         self._limits = limits
         self._on_fenced = on_fenced
         self._preamble = Preamble()
-        """Of all records up to `_position`."""
+        """Of all records up to `position`."""
         if learned:
             self._preamble.see(Record(RecordKind.LEARNED, now, 0, learned), declares=False)
         self._findings = findings or KeptFindings(now)
@@ -91,12 +91,12 @@ class ReplicatedLog:
         self._cut_news: set[int] = set()
         """Streams of `_cut` that `take_cut` has not returned."""
         self._runs = Runs(budget)
-        self._position = self._reached = self._released = 0
+        self.position = self._reached = self._released = 0
         self._is_withheld = False
         """The log has lost records that may have been drawn for acknowledgement."""
         self._saving: list[_Saving] = []
-        self._dropped = 0
-        self._fenced = False
+        self.dropped = 0
+        self.fenced = False
         self._is_over = False
         """Nothing is recorded any more."""
         self._checkpoint_at = now
@@ -110,20 +110,8 @@ class ReplicatedLog:
     # -- frd.service.journal.log.Log -------------------------------------------------------------
 
     @property
-    def position(self) -> int:
-        return self._position
-
-    @property
     def stored(self) -> int:
-        return -1 if self._fenced else self._released
-
-    @property
-    def fenced(self) -> bool:
-        return self._fenced
-
-    @property
-    def dropped(self) -> int:
-        return self._dropped
+        return -1 if self.fenced else self._released
 
     @property
     def evicted(self) -> int:
@@ -141,7 +129,7 @@ class ReplicatedLog:
             return
         opens = kind is RecordKind.OPENED
         if self._runs.is_full and kind not in _INDISPENSABLE:
-            self._dropped += 1
+            self.dropped += 1
             if opens:
                 self._cut_off(stream)
             return
@@ -151,10 +139,10 @@ class ReplicatedLog:
         if isinstance(event, ResponsePart):
             return True
         if self._is_over or stream in self._cut:
-            self._dropped += 1
+            self.dropped += 1
             return False
         if self._runs.is_full:
-            self._dropped += 1
+            self.dropped += 1
             if not self._cut:
                 logger.warning(
                     "cell %d: log: %d bytes wait: messages are left out",
@@ -202,8 +190,8 @@ class ReplicatedLog:
         self._findings.shared(finding)
 
     def abandon(self) -> None:
-        if not self._fenced:
-            self._fenced = True
+        if not self.fenced:
+            self.fenced = True
             self._end()
             self._task.cancel()
 
@@ -243,12 +231,12 @@ class ReplicatedLog:
         if self._is_over:
             return
         if len(record.payload) > MAX_RECORD_BYTES:
-            self._dropped += 1
+            self.dropped += 1
             return
         self._preamble.see(record, declares=declares)
-        self._position += 1
+        self.position += 1
         self._since_checkpoint += len(record.payload)
-        if self._runs.add(record, self._position):
+        if self._runs.add(record, self.position):
             self._hand_over()
 
     def _hand_over(self) -> None:
@@ -265,7 +253,7 @@ class ReplicatedLog:
             return
         for record in records:
             self._put(record)
-        self._saving.append(_Saving(self._position, records, done))
+        self._saving.append(_Saving(self.position, records, done))
         self._hand_over()
         self._answer()
 
@@ -284,8 +272,8 @@ class ReplicatedLog:
         start = Record(RecordKind.START, at, 0, self._settings)
         records = [start, *self._findings.records(), *self._preamble.records()]
         size = sum(len(record.payload) for record in records)
-        self._position += 1
-        self._runs.add_checkpoint(records, self._position, is_start=is_start)
+        self.position += 1
+        self._runs.add_checkpoint(records, self.position, is_start=is_start)
         self._checkpoint_at, self._checkpoint_bytes, self._since_checkpoint = at, size, 0
         self._hand_over()
 
@@ -340,7 +328,7 @@ class ReplicatedLog:
         logger.error(
             "cell %d: %s: some of its log's end is lost: all agents send again", self._cell, error
         )
-        self._dropped += self._runs.clear()
+        self.dropped += self._runs.clear()
         for stream in self._preamble.streams:
             self._cut_off(stream)
         self._preamble.forget_streams()
@@ -352,7 +340,7 @@ class ReplicatedLog:
         await self._appender.take_again()
 
     def _give_up(self) -> None:
-        self._fenced = True
+        self.fenced = True
         self._end()
         self._on_fenced()
 

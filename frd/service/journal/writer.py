@@ -54,19 +54,15 @@ class JournalWriter:
         self._sent_bytes = 0
         self._written_bytes = 0
         self._overflowed = 0
-        self._position = 0
+        self.position = 0
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         """Calls for the thread; None ends it."""
         self._thread = threading.Thread(target=self._write, name="frd-journal", daemon=True)
         self._thread.start()
 
     @property
-    def position(self) -> int:
-        return self._position
-
-    @property
     def stored(self) -> int:
-        return self._position
+        return self.position
 
     @property
     def fenced(self) -> bool:
@@ -133,7 +129,7 @@ class JournalWriter:
         self._thread.join()
 
     def _put(self, record: Record, *, preamble: bool = False) -> None:
-        self._position += 1
+        self.position += 1
         self._batch.append((record, preamble))
         self._batch_bytes += len(record.payload)
         if self._batch_bytes > _BATCH_BYTES:

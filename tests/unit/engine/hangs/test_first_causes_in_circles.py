@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from signal import SIGABRT, SIGKILL
+from signal import SIGABRT, SIGKILL, SIGTERM
 
 import pytest
 
@@ -250,3 +250,14 @@ def test_a_rank_that_its_library_aborted_is_not_certain() -> None:
     assert blamed(scene.only()) == {1: (Reason.EXITED, Confidence.MEDIUM)}
     scene.rank(1, exit=ExitInfo(ExitKind.SIGNAL, signal=SIGKILL))
     assert blamed(scene.only()) == {1: (Reason.EXITED, Confidence.HIGH)}
+
+
+def test_a_rank_that_a_launcher_stops_after_another_has_ended_is_not_certain() -> None:
+    """Rank 1 got SIGTERM, and the others wait for it; if rank 2 ended before, by a launcher."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, [0, 2, 3]).passed("dp", 6, [1])
+    stopped = ExitInfo(ExitKind.SIGNAL, signal=SIGTERM)
+    scene.rank(1, state=RankState.EXITED, state_age=12.5, as_of_age=12.6, exit=stopped)
+    assert blamed(scene.only())[1] == (Reason.EXITED, Confidence.HIGH)
+    aborted = ExitInfo(ExitKind.SIGNAL, signal=SIGABRT)
+    scene.rank(2, state=RankState.EXITED, state_age=13.2, as_of_age=13.3, exit=aborted)
+    assert blamed(scene.only())[1] == (Reason.EXITED, Confidence.MEDIUM)

@@ -438,6 +438,19 @@ def test_the_disagreement_of_a_subgroup_explains_only_ends_of_its_members() -> N
     assert named(kinds[Kind.RANK_LOST]) == [(5, Reason.EXITED, Confidence.HIGH)]
 
 
+def test_ranks_that_the_launcher_kills_in_the_end_are_not_lost() -> None:
+    """Ranks 0 and 1 disagree and abort. The others do not heed SIGTERM, and get SIGKILL after 30 s:
+    no rank died of that."""
+    job = running().group("tp", range(2))
+    job.all_reduce("tp", 0).run(0.5)
+    job.join("tp", [0], 1).join("tp", [1], 1, op="broadcast").join("dp", [2, 3], 4).run(1)
+    spread(job, [(0, ABORT), (1, ABORT)], 0.2)
+    job.run(30)
+    spread(job, [(2, KILL), (3, KILL)], 0.1)
+    job.run(10)
+    assert {finding.kind for finding in job.findings()} == {Kind.MISMATCH}
+
+
 def test_an_abort_without_a_mismatch_is_a_lost_rank() -> None:
     """Rank 1 fails an assertion of a library; the others wait for it."""
     job = running().join("dp", [0, 2, 3], 4)

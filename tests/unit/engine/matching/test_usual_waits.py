@@ -14,7 +14,16 @@ from frd.engine.matching.learned_pauses import JobPauses, LearnedPauses
 from frd.engine.matching.usual_waits import LongWait, WaitHistory, united
 from frd.engine.policy import Policy
 from frd.errors import StoreError
-from frd.model import AlignedNs, Change, Flags, RankState, Severity, Signature
+from frd.model import (
+    AlignedNs,
+    Change,
+    ExitInfo,
+    ExitKind,
+    Flags,
+    RankState,
+    Severity,
+    Signature,
+)
 from frd.service.findings.evaluator import Evaluator
 from frd.service.findings.keepers import LocalKeeper
 from frd.service.ingest.shared import Shared
@@ -96,6 +105,20 @@ def test_a_hang_is_still_found_in_a_job_that_pauses() -> None:
         assert again.events == []
         again.run(5)
         assert [s.rank for s in again.only().suspects] == [0]
+
+
+def test_no_wait_for_a_rank_that_has_ended_is_usual() -> None:
+    """Rank 0, which writes checkpoints of 25 s, returns in the middle of the job; its last rows are
+    not known."""
+    job = trained(started(Engine(POLICY), 0))
+    assert threshold_s(job) > 100
+    job.join("dp", [1, 2, 3], 16).run(3)
+    job.status(0, RankState.FINISHED, how=ExitInfo(ExitKind.CLEAN, status=0))
+    before = len(job.events)
+    job.run(6)
+    assert len(job.events) == before
+    job.run(6)
+    assert [s.rank for s in job.only().suspects] == [0]
 
 
 def test_a_time_that_is_unknown_teaches_nothing() -> None:
