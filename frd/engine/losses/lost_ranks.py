@@ -275,11 +275,10 @@ def _run_on(snapshot: Snapshot, since: AlignedNs, *, trusted: bool = False) -> b
 
 def _others_died(bad: Sequence[Exit], first: Sequence[Exit]) -> bool:
     """Other ranks ended later or for another reason, not long before: they died of it."""
-    ranks, at = {exited.rank for exited in first}, first[0].seen
-    others = [
-        one for one in bad if one.rank not in ranks and not one.seen.is_before(at, SEEN_LATE_NS)
-    ]
+    ranks, cause = {exited.rank for exited in first}, first[0]
     return any(
-        exited.way != first[0].way or first[0].seen.is_before(exited.seen, TOGETHER_NS)
-        for exited in others
+        (one.way != cause.way or cause.seen.is_before(one.seen, TOGETHER_NS))
+        and (one.at >= cause.earliest or not one.seen.is_before(cause.seen, SEEN_LATE_NS))
+        for one in bad
+        if one.rank not in ranks
     )

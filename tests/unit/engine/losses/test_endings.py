@@ -567,6 +567,18 @@ def fall_silent(job: Job, *ranks: int, left: bool = False) -> None:
     job.reporting -= set(ranks)
 
 
+def test_a_kill_that_an_agent_finds_long_after_its_consequences() -> None:
+    """The agent of rank 2 was away when the rank was killed, and finds it when all others have
+    ended because of it."""
+    job = running()
+    fall_silent(job, 2)
+    spread(job, [(0, RESET), (1, RESET), (3, RESET)], 0.2)
+    job.run(8)
+    leave(job, 2, KILL)
+    job.run(5)
+    assert (2, Reason.EXITED) in {(s.rank, s.reason) for s in job.only().suspects}
+
+
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("is_noticed", [False, True])
 def test_a_node_of_which_nothing_is_heard_and_its_peers_lose_connections(
