@@ -321,7 +321,7 @@ class Oracle:
         left = (rank for rank in run.job.ranks if rank.alive)
         hidden = run.job.plan.hides_p2p and not collectives_waited_in(left)
         if end.kind is EndKind.RETURNS and (found or hidden):
-            return  # its peers may end before they have joined what it left out
+            return  # its peers may not have joined what it left out, or no recorder shows it
         if end.culprit is not None and end.culprit not in named:
             raise Violation(f"not found, {end.kind}", f"rank {end.culprit}: findings: {summaries}")
 

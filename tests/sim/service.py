@@ -56,14 +56,8 @@ class _Journal(JournalWriter):
         if self._ticks % _TICKS_TOGETHER == 0:
             self._hand_over()
 
-    def adopt(self, settings: bytes, limits: JournalLimits, at: AlignedNs) -> None:
-        self._hand_over()
-        self._journal.adopt(settings, limits, at)
-
-    def _hand_over(self) -> None:
-        self._write_batch(self._batch)
-        self._sent_bytes += self._batch_bytes
-        self._batch, self._batch_bytes = [], 0
+    def _do(self, work: Callable[[], None]) -> None:
+        work()
 
 
 class Disk:

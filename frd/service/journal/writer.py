@@ -108,7 +108,7 @@ class JournalWriter:
     def adopt(self, settings: bytes, limits: JournalLimits, at: AlignedNs) -> None:
         """The settings and limits of all later records."""
         self._hand_over()
-        self._work.put(partial(self._journal.adopt, settings, limits, at))
+        self._do(partial(self._journal.adopt, settings, limits, at))
 
     def keep_dismissed(self, ids: Collection[str], at: AlignedNs) -> None:
         """Nothing to do: a service that restarts begins with what is open."""
@@ -136,9 +136,12 @@ class JournalWriter:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        self._work.put(partial(self._write_batch, self._batch))
+        self._do(partial(self._write_batch, self._batch))
         self._sent_bytes += self._batch_bytes
         self._batch, self._batch_bytes = [], 0
+
+    def _do(self, work: Callable[[], None]) -> None:
+        self._work.put(work)
 
     # -- the thread ----------------------------------------------------------------------------
 
