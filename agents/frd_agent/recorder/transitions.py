@@ -27,10 +27,9 @@ from frd.flight.names import parse_profiling_name
 from frd.flight.progress import counts_ops, counts_seqs
 from frd.model import Int64s
 from frd_agent import tap
-from frd_agent.recorder.group_progress import GroupProgress
+from frd_agent.recorder.group_progress import GroupProgress, Progress, peeked
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.open_entries import OpenEntries
-from frd_agent.recorder.peek import Progress, peeked
 from frd_agent.recorder.resets import Resets
 from frd_agent.recorder.rows import Row
 
