@@ -27,6 +27,7 @@ from frd.flight.names import Name
 from frd.flight.progress import NO_COUNTER
 from frd.model import UNKNOWN_SEQ
 
+_NEVER_READ: Final = Status()
 _VARIES: Final = -(1 << 62)
 
 
@@ -139,9 +140,11 @@ def peeked(
     dump: Dump,
     taken_at_ns: int,
     groups: Collection[GroupProgress],
+    before: Mapping[int, Status],
     created_ns: Callable[[Entry], int],
 ) -> Progress:
-    """`dump`: the entries in flight. `groups` were read before, up to some op."""
+    """`dump`: the entries in flight. `groups` were read before, and all of their ops up to the
+    counters `before`."""
     in_flight: dict[int, list[Entry]] = {}
     for entry in dump.entries:
         in_flight.setdefault(entry.pg_id, []).append(entry)
@@ -159,7 +162,8 @@ def peeked(
         # The dump is taken after its counters, and may show an op that they do not count.
         enqueued = max([raw.enqueued, *(entry.op_id for entry in shown)])
         numbers = [(entry.op_id, entry.collective_seq_id) for entry in shown]
-        joined = progress.joined_by(enqueued, numbers)
+        is_read = raw.enqueued == before.get(progress.pg_id, _NEVER_READ).enqueued == enqueued
+        joined = progress.joined if is_read else progress.joined_by(enqueued, numbers)
         is_whole &= joined is not None
         calls = [entry for entry in shown if not entry.is_p2p]
         first = min(calls, key=lambda entry: entry.collective_seq_id, default=None)

@@ -82,6 +82,14 @@ def test_counters_that_count_sends(in_flight: list[Entry]) -> None:
     )
 
 
+def test_counters_that_have_not_moved() -> None:
+    """A group with sends rests since it was read, so the rank is where it was; its op has ended."""
+    seen = ring(op(0, 1), send(1, 1), op(2, 2, done=False), g0=(2, -1, 1))
+    seen.tracker.peek(dump([], g0=(2, -1, 2)), LATER)
+    expected = [(0, GroupWatermarks(2, -1, 2))]
+    assert progress_at(seen, 2, -1, 2) == RankProgress(expected, PUBLISHED, True)
+
+
 def test_a_group_that_no_dump_has_shown() -> None:
     """The rank is in an op of another group, which was not read yet: nothing newer is known."""
     seen = ring(op(0, 1), g0=(0, -1, 0))
