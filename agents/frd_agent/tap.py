@@ -5,7 +5,7 @@ It knows torch's process groups, recorder counters and allocator counters, the p
 counters (binary: of collectives about once a second, of the allocator five times; in a container
 also of host memory), the unix socket of torch's own C++ worker server, a stage (JSON, only during
 an initialization that takes longer than some seconds), phases (JSON, only if the program has any),
-and, only without a worker server, dumps of the recorders (JSON, when their counters rest). It knows
+and dumps of recorders that no worker server gives (JSON, when their counters rest). It knows
 nothing of jobs, agents and services, and is self-contained: standard library only, Python 3.9 or
 later, loaded by path where frd is not installed.
 
@@ -22,6 +22,9 @@ with torch 2.13 on CPUs, and what needs a GPU with torch 2.11:
   started only if much remains of every limit that can be seen (`shortage`), and an agent connects
   only where descriptors and memory are plenty (`frd_agent.recorder.room`). A rank without the
   server publishes its entries once its counters rest: to read them holds the GIL, 16 µs an entry.
+  So it does with torch 2.8 and 2.9, whose server lacks Gloo's recorder. Of later releases an agent
+  gets the same from the tap's handler `frd_trace`, at rest and if the GIL is free. No exception may
+  leave a handler: it would end the process.
 - The worker server is never shut down or destroyed: its shutdown holds the GIL while it waits for
   handlers that need the GIL, and a forked child that destroys its copy of the object shuts the
   shared listening socket, upon which torch terminates the *parent*. So the object is made immortal.
@@ -127,7 +130,15 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -200,6 +211,9 @@ _TORCHRUN_PORT = "29500"
 IGNORE_CAPTURES = "frd_ignore_captures"
 """Name of the tap's handler, which lets the thread of the worker server that runs it query events
 while another thread captures a CUDA graph."""
+TRACE = "frd_trace"
+"""Name of the tap's handler that answers with all entries of a recorder and holds the GIL for 19 µs
+an entry. Its parameter `backend` is optional: whose recorder, from torch 2.15 on."""
 _CAPTURES_OF_THIS_THREAD = 1
 """CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: only captures of the same thread restrict it."""
 
@@ -330,6 +344,7 @@ MAX_PHASE_NAME = 64
 """Characters."""
 
 _C10D = "torch.distributed.distributed_c10d"
+_C10D_CODE = "torch._C._distributed_c10d"
 _C10D_FILE = "torch/distributed/distributed_c10d.py"
 _STAGES = {
     "init_process_group": "init_process_group",
@@ -1281,8 +1296,8 @@ def _content(path: str, most: int = 8192) -> bytes:
 
 
 class Counters:
-    """The recorders' `pg_status`: what each group has enqueued, started and completed. For a rank
-    without a worker server, all that they have."""
+    """The recorders' `pg_status`: what each group has enqueued, started and completed. Of those
+    that no worker server gives, all that they have."""
 
     def __init__(self, ext: Any) -> None:
         found = [
@@ -1291,10 +1306,18 @@ class Counters:
         ]
         self._dumps: list[tuple[int, str, Any]] = [one for one in found if one[2] is not None]
 
-    def dump(self) -> dict[str, str]:
-        """By the name of the handler of the worker server that answers the same."""
+    def numbers(self, given: Collection[str] = ()) -> list[int]:
+        """Of the recorders of this torch that no handler of these names gives."""
+        return [number for number, name, _ in self._dumps if name not in given]
+
+    def dump(self, numbers: Sequence[int]) -> dict[str, str]:
+        """By the name of the handler of a worker server that answers the same."""
         exempt_from_captures()
-        return {name: _text(dump(includeCollectives=True)) for _, name, dump in self._dumps}
+        return {
+            name: _text(dump(includeCollectives=True))
+            for number, name, dump in self._dumps
+            if number in numbers
+        }
 
     def read(self) -> list[Row]:
         rows = []
@@ -1319,6 +1342,12 @@ def _text(read: Any) -> str:
 
 
 # -- where it is published ---------------------------------------------------------------------
+
+
+def switched_off(environ: Mapping[str, str]) -> str:
+    """The setting that switches torch's recorders off; empty without one. The first name counts."""
+    sizes = [f"{name}={environ[name]}" for name in RENAMED[0] if name in environ]
+    return "".join(size for size in sizes[:1] if size.endswith("=0"))
 
 
 def default_run_dir(environ: Mapping[str, str]) -> str:
@@ -1530,7 +1559,7 @@ class Tap:
         self._token = token
         self._membership = Membership(c10d)
         self._publish_again_at = 0.0
-        self._ext = sys.modules.get("torch._C._distributed_c10d")
+        self._ext: Any = sys.modules.get(_C10D_CODE)
         self._counters = Counters(self._ext)
         self._allocator = Allocator()
         self._host = HostMemory()
@@ -1539,6 +1568,7 @@ class Tap:
         init_method = getattr(c10d, "_default_pg_init_method", None)
         self._identity = identity_of(environ, token, init_method)
         self._identity |= {"shm": token + ".shm", "dumps": None, "raised": None, "printed": None}
+        self._identity |= {"kept": self._counters.numbers(), "off": switched_off(environ)}
         self._threads: set[int] = set()
         self._has_one_ended = False
         """A thread, since the last look for what it raised."""
@@ -1546,8 +1576,10 @@ class Tap:
         self._raised = id(None)
         self._interrupted_at = float("-inf")
         self._rows: list[Row] | None = None
+        self._at_rest: Sequence[int] = ()
+        """Recorders that are published, because no worker server gives them."""
         self._dumped: list[Row] | None = None
-        """The counters at the last dump."""
+        """Their counters at the last dump."""
         self._moved_at = 0.0
         """When the counters were last seen to differ."""
         self.rests = True
@@ -1564,18 +1596,23 @@ class Tap:
             why = f"the limits cannot be read: {error}"
         if why:
             self._identity["socket_error"] = f"torch's worker server is not started: {why}"
-            self._identity["dumps"] = self._token + ".dumps"
+            self._publish_at_rest(self._counters.numbers())
             return
         try:
-            _register_handler(self._ext)
+            _register_handlers(self._ext)
             server = _start_server(self._ext, path)
             _functions().Py_IncRef(ctypes.py_object(server))  # for ever: see the module
             os.chmod(path, 0o600)
+            self._publish_at_rest(self._counters.numbers(self._ext._get_handler_names()))
             self._identity["socket"] = self._token + ".sock"
         except Exception as error:
             self._identity["socket_error"] = str(error).partition("\n")[0][:300]
-            self._identity["dumps"] = self._token + ".dumps"
+            self._publish_at_rest(self._counters.numbers())
             _complain("worker server", error)
+
+    def _publish_at_rest(self, recorders: Sequence[int]) -> None:
+        self._at_rest = recorders
+        self._identity["dumps"] = self._token + ".dumps" if recorders else None
 
     def follow_groups(self) -> None:
         now = time.monotonic()
@@ -1624,13 +1661,12 @@ class Tap:
         self._rows = rows
 
     def publish_dumps(self) -> None:
-        """Of all recorders, once the counters rest after they have moved. The call holds the GIL,
-        for 16 µs an entry."""
-        if self._identity["dumps"] is None:
-            return
-        rest_s, rows = time.monotonic() - self._moved_at, self._rows
+        """Once the counters rest after they have moved. The call holds the GIL, for 16 µs an
+        entry."""
+        rest_s = time.monotonic() - self._moved_at
+        rows = [row for row in self._rows or () if row[0] in self._at_rest]
         if rest_s >= RESTS_S and rows and rows != self._dumped and not short_of_bytes():
-            self._files.write_dumps(time.time_ns(), self._counters.dump())
+            self._files.write_dumps(time.time_ns(), self._counters.dump(self._at_rest))
             self._dumped = rows
 
     def publish_memory(self) -> None:
@@ -1694,19 +1730,34 @@ class Tap:
             _complain("exit record", error)
 
 
-def _register_handler(ext: Any) -> None:
-    """A forked child has the handler of its parent, and an old torch takes none: the rank does
-    without it."""
-    with contextlib.suppress(Exception):
-        # torch frees it after the interpreter's end, so it must not die then.
-        _functions().Py_IncRef(ctypes.py_object(ignore_captures))
-        ext._register_handler(IGNORE_CAPTURES, ignore_captures)
+def _register_handlers(ext: Any) -> None:
+    """A forked child has the handlers of its parent, and torch before 2.10 takes none: the rank
+    does without them."""
+    for name, handler in ((IGNORE_CAPTURES, ignore_captures), (TRACE, trace)):
+        with contextlib.suppress(Exception):
+            # torch frees it after the interpreter's end, so it must not die then.
+            _functions().Py_IncRef(ctypes.py_object(handler))
+            ext._register_handler(name, handler)
 
 
 def ignore_captures(_: Any, response: Any) -> None:
     """Runs on a thread of the worker server. See the module."""
     response.set_content(exempt_from_captures().encode("ascii"), "text/plain")
     response.set_status(200)
+
+
+def trace(request: Any, response: Any) -> None:
+    """Runs on a thread of the worker server. See the module."""
+    status, text = 200, ""
+    try:
+        backend = request.get_param("backend")
+        which = {"backend": backend} if backend else {}
+        dump = sys.modules[_C10D_CODE]._dump_fr_trace_json
+        text = _text(dump(includeCollectives=True, onlyActive=False, **which))
+    except Exception as error:
+        status, text = 500, _printable(f"{type(error).__name__}: {error}")
+    response.set_content(text, "application/json")
+    response.set_status(status)
 
 
 def exempt_from_captures() -> str:

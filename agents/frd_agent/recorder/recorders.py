@@ -23,7 +23,7 @@ from frd_agent.node_time import ClockReading, NodeTime
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.rows import Row, channel_columns
 from frd_agent.recorder.transitions import RecorderTracker
-from frd_agent.recorder.worker_server import Busy, First, HandlerFailed
+from frd_agent.recorder.worker_server import Busy, First, HandlerFailed, NothingNew
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +196,9 @@ class Recorders:
             dump = parse_answer(data, source=handler.name)
         except Busy:
             reading.unread = reading.is_busy = True
+            return
+        except NothingNew:
+            reading.dumps += filter(None, [self._kept.get(tracker)])
             return
         except HandlerFailed as error:
             # Listed, but it refuses these parameters. One that was read would be read as a new one.
