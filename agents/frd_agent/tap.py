@@ -130,15 +130,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    MutableMapping,
-    Sequence,
-)
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -353,6 +345,10 @@ _STAGES = {
     "split_group": "split_group",
 }
 """Functions of torch that wait for other ranks and leave no entry, with the stage of each."""
+_GROUP_THREADS = (b"pt_nccl_", b"pt_gloo_", b"gloo_tcp_")
+"""Names in the kernel of threads that process groups have, of Gloo in recent releases of torch."""
+_QUORUM = "async_quorum"
+"""Name of the thread by which torchft makes process groups."""
 _LAUNCHERS = (
     "torch/distributed/run.py",
     "torch/distributed/launch.py",
@@ -809,12 +805,21 @@ def stage_in(codes: list[CodeType]) -> str:
     return ""
 
 
-def launch_of(environ: Mapping[str, str]) -> tuple[int, int] | None:
+def launch_of(environ: Mapping[str, str], others: int = 1) -> tuple[int, int] | None:
     """Rank and world size, if the environment has all that init_process_group reads by default and
-    there are others to wait for."""
+    there are others to wait for: the world is larger than `others`."""
     rank, size = _number(environ, -1, "RANK"), _number(environ, 0, "WORLD_SIZE")
     meets = bool(environ.get("MASTER_ADDR") and environ.get("MASTER_PORT"))
-    return (rank, size) if meets and 0 <= rank < size and size > 1 else None
+    return (rank, size) if meets and 0 <= rank < size and size > others else None
+
+
+def has_groups() -> bool:
+    """Whether threads of process groups run. Without a default group, they are the program's."""
+    names = [getattr(one, "_name", "") for one in list(threading._active.values())]  # type: ignore[attr-defined]
+    tasks = os.listdir("/proc/self/task")
+    return any(name.startswith(_QUORUM) for name in names) or any(
+        _content(f"/proc/self/task/{task}/comm").startswith(_GROUP_THREADS) for task in tasks
+    )
 
 
 class Stage:
@@ -829,6 +834,7 @@ class Stage:
         self.token = os.urandom(6).hex()
         self._environ = environ
         self._may_form = not is_forked
+        self._has_groups = False
         self._op = ""
         self._since, self._since_ns = time.monotonic(), time.time_ns()
         self._written_at: float | None = None
@@ -841,7 +847,10 @@ class Stage:
         self._follow(stage_in(of_main_thread("f_code")), shows=False)
 
     def look_at_no_rank(self) -> None:
-        launch = launch_of(self._environ)
+        self._has_groups = (
+            _C10D in sys.modules and bool(launch_of(self._environ, 0)) and has_groups()
+        )
+        launch = launch_of(self._environ, 0 if self._has_groups else 1)
         codes = of_main_thread("f_code") if launch is not None else []
         if launch is None or not codes:
             self.end()
@@ -851,10 +860,8 @@ class Stage:
             claim = {"attempt": attempt_of(self._environ), "rank": rank, "world_size": size}
             self._claim = identity_of(self._environ, self.token, None) | claim | {"groups": []}
         starts_ranks = any(code.co_filename.endswith(_LAUNCHERS) for code in codes)
-        self._follow(
-            stage_in(codes),
-            shows=self._may_form and not starts_ranks and "LOCAL_RANK" in self._environ,
-        )
+        shows = self._has_groups or "LOCAL_RANK" in self._environ
+        self._follow(stage_in(codes), shows=shows and self._may_form and not starts_ranks)
 
     def _follow(self, op: str, *, shows: bool) -> None:
         """`shows`: the process is published without a stage, too."""
@@ -888,6 +895,7 @@ class Stage:
                 for code, line in of_main_thread("f_code", "f_lineno")[:MAX_FRAMES]
             ],
             "claim": self._claim,
+            "has_groups": self._has_groups,
             "exit": ended,
         }
         try:
@@ -1306,18 +1314,15 @@ class Counters:
         ]
         self._dumps: list[tuple[int, str, Any]] = [one for one in found if one[2] is not None]
 
-    def numbers(self, given: Collection[str] = ()) -> list[int]:
+    def numbers(self, given: Iterable[str] = ()) -> list[int]:
         """Of the recorders of this torch that no handler of these names gives."""
         return [number for number, name, _ in self._dumps if name not in given]
 
-    def dump(self, numbers: Sequence[int]) -> dict[str, str]:
+    def dump(self, numbers: list[int]) -> dict[str, str]:
         """By the name of the handler of a worker server that answers the same."""
         exempt_from_captures()
-        return {
-            name: _text(dump(includeCollectives=True))
-            for number, name, dump in self._dumps
-            if number in numbers
-        }
+        wanted = [one for one in self._dumps if one[0] in numbers]
+        return {name: _text(dump(includeCollectives=True)) for _, name, dump in wanted}
 
     def read(self) -> list[Row]:
         rows = []
@@ -1576,7 +1581,7 @@ class Tap:
         self._raised = id(None)
         self._interrupted_at = float("-inf")
         self._rows: list[Row] | None = None
-        self._at_rest: Sequence[int] = ()
+        self._at_rest: list[int] = []
         """Recorders that are published, because no worker server gives them."""
         self._dumped: list[Row] | None = None
         """Their counters at the last dump."""
@@ -1610,7 +1615,7 @@ class Tap:
             self._publish_at_rest(self._counters.numbers())
             _complain("worker server", error)
 
-    def _publish_at_rest(self, recorders: Sequence[int]) -> None:
+    def _publish_at_rest(self, recorders: list[int]) -> None:
         self._at_rest = recorders
         self._identity["dumps"] = self._token + ".dumps" if recorders else None
 

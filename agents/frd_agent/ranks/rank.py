@@ -122,6 +122,7 @@ class Rank:
         """Why its recorder is not read at present."""
         self._failure = ""
         """The same, and other reasons why a recorder was not read when it was asked last."""
+        self._unread = ""
         self._readable_s = float("-inf")
         """When nothing was in the way of reading all recorders."""
         self._lost = 0
@@ -267,7 +268,7 @@ class Rank:
         if progress is not None:
             self.reports.current.set_progress(self.number, progress)
 
-    def _unread(self, now_s: float) -> str:
+    def _look_for_unread(self, now_s: float) -> str:
         """Why collectives of it cannot be read, for some seconds; and what helps."""
         identity = self.identity
         why = identity.unread or self._failure
@@ -288,30 +289,25 @@ class Rank:
             asked = "its socket does not answer" if self._silent else "it has no socket"
             self._report(RankState.SILENT, since_ns, f"{self.process.describe()}; {asked}")
         else:
-            unread = self._unread(now_s)
-            self._report(RankState.LIVE, now_ns, self._note_of(unread, is_stale), unread=unread)
+            self._unread = self._look_for_unread(now_s)
+            self._report(RankState.LIVE, now_ns, self._note_of(is_stale))
 
-    def _note_of(self, unread: str, is_stale: bool) -> str:
+    def _note_of(self, is_stale: bool) -> str:
         """What users should know of its recorders."""
         if not self._has_socket:
             read = "read only at rest" if self._dumps else "out of reach"
             return f"recorder {read}: {self.identity.socket_error}"
         if self._withheld or (is_stale and self._note):
             return self._withheld or self._note
-        if unread:
-            return f"recorder not read: {unread}"
+        if self._unread:
+            return f"recorder not read: {self._unread}"
         if self._dumps and self.identity.uses_generic:
             version = self.identity.torch_version
             return f"recorder read only at rest: torch {version} needs the interpreter, 2.10 not"
         return ""
 
     def _report(
-        self,
-        state: RankState,
-        since_ns: NodeRawNs,
-        detail: str,
-        how: ExitInfo | None = None,
-        unread: str = "",
+        self, state: RankState, since_ns: NodeRawNs, detail: str, how: ExitInfo | None = None
     ) -> None:
         if state is not self._state:
             self._state, self._since_ns = state, since_ns
@@ -324,6 +320,7 @@ class Rank:
         gap = self._lost + self.reports.outbox.dropped.get(self.number, 0)
         now_ns = self._shared.time.now()
         stage = None if how else self.stage
+        unread = self._unread if state is RankState.LIVE else ""
         status = RankStatus(
             *(self.number, self._state, self._since_ns, detail, gap, how, now_ns, stage, unread)
         )

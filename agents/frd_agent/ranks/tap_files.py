@@ -24,9 +24,11 @@ _UInt = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Time = Annotated[NodeNs, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
+READ_SINCE: Final = (2, 10)
+"""From this release of torch on, the generic recorder can be read without the interpreter."""
 _RECORDERS: Final = {
-    "gloo": ("Gloo", tap.GENERIC, (2, 10)),
-    "xccl": ("XCCL", tap.GENERIC, (2, 10)),
+    "gloo": ("Gloo", tap.GENERIC, READ_SINCE),
+    "xccl": ("XCCL", tap.GENERIC, READ_SINCE),
     "nccl": ("NCCL", tap.NCCL, (2, 5)),
     "nccl-legacy": ("NCCL", tap.NCCL, (2, 5)),
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -135,14 +135,7 @@ class ServerAndDumps:
     async def names(self) -> tuple[str, ...]:
         return (*await self._server.names(), GENERIC)
 
-    async def ask(
-        self,
-        name: str,
-        *,
-        timeout_s: float | None = None,
-        first: First | None = None,
-        **params: str,
-    ) -> bytes:
+    async def ask(self, name: str, **how: Any) -> bytes:
         """
         Raises:
             NothingNew: the last dump has been read.
@@ -152,4 +145,4 @@ class ServerAndDumps:
             raise NothingNew(f"{name}: no new dump")
         source = self._dumps if name == GENERIC else self._server
         self.taken_at = source.taken_at
-        return await source.ask(name, timeout_s=timeout_s, first=first, **params)
+        return await source.ask(name, **how)

@@ -20,6 +20,7 @@ from frd.flight.entry import Dump
 from frd.model import ChannelColumns, NodeNs, NodeRawNs
 from frd_agent import tap
 from frd_agent.node_time import ClockReading, NodeTime
+from frd_agent.ranks.tap_files import version_of
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.rows import Row, channel_columns
 from frd_agent.recorder.transitions import RecorderTracker
@@ -164,7 +165,7 @@ class Recorders:
 
     def _offered(self, names: tuple[str, ...]) -> list[_Handler]:
         handlers = [handler for handler in _RECORDERS if handler.name in names]
-        if _NCCL2.name in names and _version(self._torch_version) >= _NCCL2_SINCE:
+        if _NCCL2.name in names and version_of(self._torch_version) >= _NCCL2_SINCE:
             handlers.append(_NCCL2)
         return [
             handler if handler.first in names else replace(handler, first="")
@@ -270,8 +271,3 @@ class Recorders:
 
     def kept(self) -> list[KeptDump]:
         return list(self._kept.values())
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """Major and minor of ``2.13.0+cpu``."""
-    return tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())

@@ -202,8 +202,8 @@ class RankTable(GrowingColumns):
     def clear(self) -> None:
         """As if none had ever been declared; the rows stay."""
         self.clear_rows(slice(None))
-        self.infos, self.statuses, self.exits, self.initializing = {}, {}, {}, set()
-        self.unread = {}
+        self.infos, self.statuses, self.exits, self.unread = {}, {}, {}, {}
+        self.initializing = set()
         self._sorted = None
         self.clock_revision += 1
 
