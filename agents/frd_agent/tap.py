@@ -815,11 +815,11 @@ def launch_of(environ: Mapping[str, str], others: int = 1) -> tuple[int, int] | 
 
 def has_groups() -> bool:
     """Whether threads of process groups run. Without a default group, they are the program's."""
-    names = [getattr(one, "_name", "") for one in list(threading._active.values())]  # type: ignore[attr-defined]
-    tasks = os.listdir("/proc/self/task")
-    return any(name.startswith(_QUORUM) for name in names) or any(
-        _content(f"/proc/self/task/{task}/comm").startswith(_GROUP_THREADS) for task in tasks
-    )
+    threads = list(threading._active.values())  # type: ignore[attr-defined]
+    if any(str(thread._name).startswith(_QUORUM) for thread in threads):
+        return True
+    paths = [f"/proc/self/task/{task}/comm" for task in os.listdir("/proc/self/task")]
+    return any(_content(path).startswith(_GROUP_THREADS) for path in paths)
 
 
 class Stage:
@@ -847,9 +847,7 @@ class Stage:
         self._follow(stage_in(of_main_thread("f_code")), shows=False)
 
     def look_at_no_rank(self) -> None:
-        self._has_groups = (
-            _C10D in sys.modules and bool(launch_of(self._environ, 0)) and has_groups()
-        )
+        self._has_groups = launch_of(self._environ, 0) is not None and has_groups()
         launch = launch_of(self._environ, 0 if self._has_groups else 1)
         codes = of_main_thread("f_code") if launch is not None else []
         if launch is None or not codes:
