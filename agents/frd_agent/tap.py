@@ -1606,7 +1606,8 @@ class Tap:
             server = _start_server(self._ext, path)
             _functions().Py_IncRef(ctypes.py_object(server))  # for ever: see the module
             os.chmod(path, 0o600)
-            self._publish_at_rest(self._counters.numbers(self._ext._get_handler_names()))
+            if names := getattr(self._ext, "_get_handler_names", None):  # torch 2.4 has none
+                self._publish_at_rest(self._counters.numbers(names()))
             self._identity["socket"] = self._token + ".sock"
         except Exception as error:
             self._identity["socket_error"] = str(error).partition("\n")[0][:300]
