@@ -303,7 +303,7 @@ class Rank:
             return f"recorder not read: {self._unread}"
         if self._dumps and self.identity.uses_generic:
             version = self.identity.torch_version
-            return f"recorder read only at rest: torch {version} needs the interpreter, 2.10 not"
+            return f"recorder read only at rest: torch {version} needs Python for it, 2.10 does not"
         return ""
 
     def _report(
