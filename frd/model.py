@@ -223,6 +223,8 @@ class RankStatus:
     """When the agent saw the rank so; 0 unknown."""
     stage: Stage | None = None
     """None outside of initialization, and in one that takes less than some seconds."""
+    unread: str = ""
+    """Why collectives of the rank cannot be read, and what helps; only of a live rank."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from frd.errors import FrdError
 from frd.logs import READY, STOPPING
 from frd.model import EntryColumns, NodeRawNs
 from frd.version import __version__
-from frd.wire.messages import PROTOCOL, Hello, Request, Unreadable
+from frd.wire.messages import MAX_UNREADABLE, PROTOCOL, Hello, Request, Unreadable
 from frd_agent import tap
 from frd_agent.config import LIVE_KEYS, Config
 from frd_agent.counters import Counters
@@ -94,6 +94,7 @@ class Agent:
         self._dump_watch = DumpWatch(
             dumps, self._roster, self._shared, config.job, self._node, self._boot_id
         )
+        self._launches = LaunchWatch(config.run_dir, self._living)
         self._unreadable = Unreadable()
         self._look_at_s = 0.0
         self._pidfds: dict[int, Rank] = {}
@@ -127,10 +128,9 @@ class Agent:
                 self._watch_memory(stack)
             log.info("watching %s, reporting to %s", self._config.run_dir, self._config.service)
             self._notify(READY)
-            launches = LaunchWatch(self._config.run_dir, self._living)
             async with asyncio.TaskGroup() as tasks:
                 helpers = [
-                    tasks.create_task(work) for work in (self._dump_watch.run(), launches.run())
+                    tasks.create_task(one.run()) for one in (self._dump_watch, self._launches)
                 ]
                 await self._watch()
                 for helper in helpers:
@@ -278,7 +278,8 @@ class Agent:
             found = self._roster.unreadable
             for text in set(found.texts) - set(self._unreadable.texts):
                 log.warning("%s", text)
-            self._unreadable = found
+            texts = (*found.texts, *self._launches.warnings.values())
+            self._unreadable = Unreadable(texts[:MAX_UNREADABLE])
         self._uplinks.set_unreadable(self._unreadable)
 
     def _end(self, rank: Rank, now_ns: NodeRawNs) -> None:

@@ -5,7 +5,7 @@ It knows torch's process groups, recorder counters and allocator counters, the p
 counters (binary: of collectives about once a second, of the allocator five times; in a container
 also of host memory), the unix socket of torch's own C++ worker server, a stage (JSON, only during
 an initialization that takes longer than some seconds), phases (JSON, only if the program has any),
-and, only without a worker server, dumps of the recorders (JSON, when their counters rest). It knows
+and dumps of recorders that no worker server gives (JSON, when their counters rest). It knows
 nothing of jobs, agents and services, and is self-contained: standard library only, Python 3.9 or
 later, loaded by path where frd is not installed.
 
@@ -22,6 +22,10 @@ with torch 2.13 on CPUs, and what needs a GPU with torch 2.11:
   started only if much remains of every limit that can be seen (`shortage`), and an agent connects
   only where descriptors and memory are plenty (`frd_agent.recorder.room`). A rank without the
   server publishes its entries once its counters rest: to read them holds the GIL, 16 µs an entry.
+  So it does with torch 2.8 and 2.9, whose server lacks Gloo's recorder. The recorder of a hook
+  (torch 2.15) gives only what is in flight without the GIL. All of it an agent gets from the tap's
+  handler `frd_trace`, if the GIL is free, for at most 0.5 % of the time, and of a rank that makes
+  progress 0.2 %. No exception may leave a handler: it would end the process.
 - The worker server is never shut down or destroyed: its shutdown holds the GIL while it waits for
   handlers that need the GIL, and a forked child that destroys its copy of the object shuts the
   shared listening socket, upon which torch terminates the *parent*. So the object is made immortal.
@@ -202,8 +206,8 @@ IGNORE_CAPTURES = "frd_ignore_captures"
 """Name of the tap's handler, which lets the thread of the worker server that runs it query events
 while another thread captures a CUDA graph."""
 TRACE = "frd_trace"
-"""Name of the tap's handler that answers with all that a recorder has; see the module. `backend`:
-the one whose hook records, else the generic recorder."""
+"""Name of the tap's handler that answers with all entries of a recorder and holds the GIL for 19 µs
+an entry. Its parameter `backend`: the one whose hook records (torch 2.15), else the generic one."""
 _RECORD_THEMSELVES = frozenset({"gloo", "nccl", "xccl"})
 """Backends that no hook records, as they call themselves."""
 _CAPTURES_OF_THIS_THREAD = 1
@@ -336,6 +340,7 @@ MAX_PHASE_NAME = 64
 """Characters."""
 
 _C10D = "torch.distributed.distributed_c10d"
+_C10D_CODE = "torch._C._distributed_c10d"
 _C10D_FILE = "torch/distributed/distributed_c10d.py"
 _STAGES = {
     "init_process_group": "init_process_group",
@@ -344,6 +349,10 @@ _STAGES = {
     "split_group": "split_group",
 }
 """Functions of torch that wait for other ranks and leave no entry, with the stage of each."""
+_GROUP_THREADS = (b"pt_nccl_", b"pt_gloo_", b"gloo_tcp_")
+"""Names in the kernel of threads that process groups have, of Gloo in recent releases of torch."""
+_QUORUM = "async_quorum"
+"""Name of the thread by which torchft makes process groups."""
 _LAUNCHERS = (
     "torch/distributed/run.py",
     "torch/distributed/launch.py",
@@ -800,12 +809,21 @@ def stage_in(codes: list[CodeType]) -> str:
     return ""
 
 
-def launch_of(environ: Mapping[str, str]) -> tuple[int, int] | None:
+def launch_of(environ: Mapping[str, str], others: int = 1) -> tuple[int, int] | None:
     """Rank and world size, if the environment has all that init_process_group reads by default and
-    there are others to wait for."""
+    there are others to wait for: the world is larger than `others`."""
     rank, size = _number(environ, -1, "RANK"), _number(environ, 0, "WORLD_SIZE")
     meets = bool(environ.get("MASTER_ADDR") and environ.get("MASTER_PORT"))
-    return (rank, size) if meets and 0 <= rank < size and size > 1 else None
+    return (rank, size) if meets and 0 <= rank < size and size > others else None
+
+
+def has_groups() -> bool:
+    """Whether threads of process groups run. Without a default group, they are the program's."""
+    threads = list(threading._active.values())  # type: ignore[attr-defined]
+    if any(str(thread._name).startswith(_QUORUM) for thread in threads):
+        return True
+    paths = [f"/proc/self/task/{task}/comm" for task in os.listdir("/proc/self/task")]
+    return any(_content(path).startswith(_GROUP_THREADS) for path in paths)
 
 
 class Stage:
@@ -820,6 +838,7 @@ class Stage:
         self.token = os.urandom(6).hex()
         self._environ = environ
         self._may_form = not is_forked
+        self._has_groups = False
         self._op = ""
         self._since, self._since_ns = time.monotonic(), time.time_ns()
         self._written_at: float | None = None
@@ -832,7 +851,8 @@ class Stage:
         self._follow(stage_in(of_main_thread("f_code")), shows=False)
 
     def look_at_no_rank(self) -> None:
-        launch = launch_of(self._environ)
+        self._has_groups = launch_of(self._environ, 0) is not None and has_groups()
+        launch = launch_of(self._environ, 0 if self._has_groups else 1)
         codes = of_main_thread("f_code") if launch is not None else []
         if launch is None or not codes:
             self.end()
@@ -842,10 +862,8 @@ class Stage:
             claim = {"attempt": attempt_of(self._environ), "rank": rank, "world_size": size}
             self._claim = identity_of(self._environ, self.token, None) | claim | {"groups": []}
         starts_ranks = any(code.co_filename.endswith(_LAUNCHERS) for code in codes)
-        self._follow(
-            stage_in(codes),
-            shows=self._may_form and not starts_ranks and "LOCAL_RANK" in self._environ,
-        )
+        shows = self._has_groups or "LOCAL_RANK" in self._environ
+        self._follow(stage_in(codes), shows=shows and self._may_form and not starts_ranks)
 
     def _follow(self, op: str, *, shows: bool) -> None:
         """`shows`: the process is published without a stage, too."""
@@ -879,6 +897,7 @@ class Stage:
                 for code, line in of_main_thread("f_code", "f_lineno")[:MAX_FRAMES]
             ],
             "claim": self._claim,
+            "has_groups": self._has_groups,
             "exit": ended,
         }
         try:
@@ -1301,8 +1320,8 @@ def _content(path: str, most: int = 8192) -> bytes:
 
 
 class Counters:
-    """The recorders' `pg_status`: what each group has enqueued, started and completed. For a rank
-    without a worker server, all that they have."""
+    """The recorders' `pg_status`: what each group has enqueued, started and completed. Of those
+    that no worker server gives, all that they have."""
 
     def __init__(self, ext: Any) -> None:
         self._generic = getattr(ext, "_dump_fr_trace_json", None)
@@ -1319,11 +1338,15 @@ class Counters:
             read.append((number, f"{TRACE}?{name}", self._generic, {"backend": name}))
         self._dumps = read
 
-    def dump(self) -> dict[str, str]:
-        """By the request to the worker server that is answered with the same."""
+    def numbers(self, given: Iterable[str] = ()) -> list[int]:
+        """Of the recorders of this torch that no handler of these names gives."""
+        return [one[0] for one in self._dumps if one[1].partition("?")[0] not in given]
+
+    def dump(self, numbers: list[int]) -> dict[str, str]:
+        """By the request to a worker server that is answered with the same."""
         exempt_from_captures()
-        each = [(name, dump(includeCollectives=True, **of)) for _, name, dump, of in self._dumps]
-        return {name: _text(answer) for name, answer in each}
+        wanted = [one for one in self._dumps if one[0] in numbers]
+        return {name: _text(dump(includeCollectives=True, **of)) for _, name, dump, of in wanted}
 
     def read(self) -> list[Row]:
         rows = []
@@ -1349,6 +1372,12 @@ def _text(read: Any) -> str:
 
 
 # -- where it is published ---------------------------------------------------------------------
+
+
+def switched_off(environ: Mapping[str, str]) -> str:
+    """The setting that switches torch's recorders off; empty without one. The first name counts."""
+    sizes = [f"{name}={environ[name]}" for name in RENAMED[0] if name in environ]
+    return "".join(size for size in sizes[:1] if size.endswith("=0"))
 
 
 def default_run_dir(environ: Mapping[str, str]) -> str:
@@ -1560,7 +1589,7 @@ class Tap:
         self._token = token
         self._membership = Membership(c10d)
         self._publish_again_at = 0.0
-        self._ext = sys.modules.get("torch._C._distributed_c10d")
+        self._ext: Any = sys.modules.get(_C10D_CODE)
         self._counters = Counters(self._ext)
         self._counters.follow(self._membership.hooked)
         self._allocator = Allocator()
@@ -1570,6 +1599,7 @@ class Tap:
         init_method = getattr(c10d, "_default_pg_init_method", None)
         self._identity = identity_of(environ, token, init_method)
         self._identity |= {"shm": token + ".shm", "dumps": None, "raised": None, "printed": None}
+        self._identity |= {"kept": self._counters.numbers(), "off": switched_off(environ)}
         self._threads: set[int] = set()
         self._has_one_ended = False
         """A thread, since the last look for what it raised."""
@@ -1577,8 +1607,10 @@ class Tap:
         self._raised = id(None)
         self._interrupted_at = float("-inf")
         self._rows: list[Row] | None = None
+        self._given: Iterable[str] = ()
+        """Handlers of the worker server. Recorders that none of them gives are published."""
         self._dumped: list[Row] | None = None
-        """The counters at the last dump."""
+        """Their counters at the last dump."""
         self._moved_at = 0.0
         """When the counters were last seen to differ."""
         self.rests = True
@@ -1595,18 +1627,24 @@ class Tap:
             why = f"the limits cannot be read: {error}"
         if why:
             self._identity["socket_error"] = f"torch's worker server is not started: {why}"
-            self._identity["dumps"] = self._token + ".dumps"
+            self._publish_at_rest()
             return
         try:
-            _register_handler(self._ext)
+            _register_handlers(self._ext)
             server = _start_server(self._ext, path)
             _functions().Py_IncRef(ctypes.py_object(server))  # for ever: see the module
             os.chmod(path, 0o600)
+            if names := getattr(self._ext, "_get_handler_names", None):  # torch 2.4 has none
+                self._publish_at_rest(names())
             self._identity["socket"] = self._token + ".sock"
         except Exception as error:
             self._identity["socket_error"] = str(error).partition("\n")[0][:300]
-            self._identity["dumps"] = self._token + ".dumps"
+            self._publish_at_rest()
             _complain("worker server", error)
+
+    def _publish_at_rest(self, given: Iterable[str] = ()) -> None:
+        self._given = given
+        self._identity["dumps"] = self._token + ".dumps" if self._counters.numbers(given) else None
 
     def follow_groups(self) -> None:
         now = time.monotonic()
@@ -1657,13 +1695,12 @@ class Tap:
         self._rows = rows
 
     def publish_dumps(self) -> None:
-        """Of all recorders, once the counters rest after they have moved. The call holds the GIL,
-        for 16 µs an entry."""
-        if self._identity["dumps"] is None:
-            return
-        rest_s, rows = time.monotonic() - self._moved_at, self._rows
+        """Once the counters rest after they have moved. The call holds the GIL, for 16 µs an
+        entry."""
+        rest_s, numbers = time.monotonic() - self._moved_at, self._counters.numbers(self._given)
+        rows = [row for row in self._rows or () if row[0] in numbers]
         if rest_s >= RESTS_S and rows and rows != self._dumped and not short_of_bytes():
-            self._files.write_dumps(time.time_ns(), self._counters.dump())
+            self._files.write_dumps(time.time_ns(), self._counters.dump(numbers))
             self._dumped = rows
 
     def publish_memory(self) -> None:
@@ -1727,10 +1764,10 @@ class Tap:
             _complain("exit record", error)
 
 
-def _register_handler(ext: Any) -> None:
-    """A forked child has the handler of its parent, and an old torch takes none: the rank does
-    without it."""
-    for name, handler in ((IGNORE_CAPTURES, ignore_captures), (TRACE, answer_trace)):
+def _register_handlers(ext: Any) -> None:
+    """A forked child has the handlers of its parent, and torch before 2.10 takes none: the rank
+    does without them."""
+    for name, handler in ((IGNORE_CAPTURES, ignore_captures), (TRACE, trace)):
         with contextlib.suppress(Exception):
             # torch frees it after the interpreter's end, so it must not die then.
             _functions().Py_IncRef(ctypes.py_object(handler))
@@ -1743,17 +1780,18 @@ def ignore_captures(_: Any, response: Any) -> None:
     response.set_status(200)
 
 
-def answer_trace(request: Any, response: Any) -> None:
+def trace(request: Any, response: Any) -> None:
     """Runs on a thread of the worker server. See the module."""
+    status, text = 200, ""
     try:
-        ext = sys.modules["torch._C._distributed_c10d"]
         backend = request.get_param("backend")
-        answer = ext._dump_fr_trace_json(**({"backend": backend} if backend else {}))
-        response.set_content(_text(answer), "application/json")
-        response.set_status(200)
+        which = {"backend": backend} if backend else {}
+        dump = sys.modules[_C10D_CODE]._dump_fr_trace_json
+        text = _text(dump(includeCollectives=True, onlyActive=False, **which))
     except Exception as error:
-        response.set_content(_printable(f"{type(error).__name__}: {error}"), "text/plain")
-        response.set_status(500)
+        status, text = 500, _printable(f"{type(error).__name__}: {error}")
+    response.set_content(text, "application/json")
+    response.set_status(status)
 
 
 def exempt_from_captures() -> str:

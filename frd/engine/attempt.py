@@ -508,6 +508,7 @@ class Attempt:
             memory=self.memory.view(),
             matched=int(self._groups.matched[: self._groups.count].sum()),
             history=AttemptHistory(copies),
+            unread=dict(self._ranks.unread),
         )
 
 

@@ -302,6 +302,8 @@ class AttemptView:
     """None in views that were not made by an engine."""
     failure: Failure | None = None
     """How the job died; None if it did not, or may still start again."""
+    unread: Mapping[int, str] = field(default_factory=dict)
+    """Why collectives of these ranks cannot be read, as their agents report."""
 
     @classmethod
     def forgotten(cls, key: AttemptKey, failure: Failure) -> AttemptView:

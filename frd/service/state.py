@@ -176,6 +176,16 @@ def unwatched(view: AttemptView, nodes: Iterable[NodeView]) -> Mapping[int, Alig
     return found
 
 
+def unread_ranks(view: AttemptView, nodes: Iterable[NodeView]) -> Mapping[str, Sequence[int]]:
+    """Watched ranks whose collectives cannot be read, by the reason; most ranks first."""
+    found: dict[str, list[int]] = {}
+    if view.unread and not view.ended:
+        watched = alive_ranks(view) - unwatched(view, nodes).keys()
+        for rank in sorted(watched.intersection(view.unread)):
+            found.setdefault(view.unread[rank], []).append(rank)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
 def rank_states(view: AttemptView, nodes: Iterable[NodeView]) -> Counter[str]:
     """The number of ranks in each state of `RANK_STATES`; states without ranks are absent."""
     blind = _is_unwatched(view, nodes)

@@ -340,7 +340,7 @@ class PhaseSpan(_message.Message):
     def __init__(self, path: _Optional[_Iterable[str]] = ..., since_ns: _Optional[int] = ..., until_ns: _Optional[int] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("rank_index", "state", "at_ns", "detail", "gap_entries", "exit", "as_of_ns", "stage")
+    __slots__ = ("rank_index", "state", "at_ns", "detail", "gap_entries", "exit", "as_of_ns", "stage", "unread")
     RANK_INDEX_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     AT_NS_FIELD_NUMBER: _ClassVar[int]
@@ -349,6 +349,7 @@ class Status(_message.Message):
     EXIT_FIELD_NUMBER: _ClassVar[int]
     AS_OF_NS_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
+    UNREAD_FIELD_NUMBER: _ClassVar[int]
     rank_index: int
     state: State
     at_ns: int
@@ -357,7 +358,8 @@ class Status(_message.Message):
     exit: Exit
     as_of_ns: int
     stage: Stage
-    def __init__(self, rank_index: _Optional[int] = ..., state: _Optional[_Union[State, str]] = ..., at_ns: _Optional[int] = ..., detail: _Optional[str] = ..., gap_entries: _Optional[int] = ..., exit: _Optional[_Union[Exit, _Mapping]] = ..., as_of_ns: _Optional[int] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ...) -> None: ...
+    unread: str
+    def __init__(self, rank_index: _Optional[int] = ..., state: _Optional[_Union[State, str]] = ..., at_ns: _Optional[int] = ..., detail: _Optional[str] = ..., gap_entries: _Optional[int] = ..., exit: _Optional[_Union[Exit, _Mapping]] = ..., as_of_ns: _Optional[int] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ..., unread: _Optional[str] = ...) -> None: ...
 
 class Stage(_message.Message):
     __slots__ = ("op", "since_ns", "as_of_ns")

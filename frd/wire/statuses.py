@@ -60,6 +60,7 @@ def _status(m: pb.Status, ranks: Declared) -> RankStatus:
         exit=_exit(m.exit) if m.HasField("exit") else None,
         as_of_ns=m.as_of_ns,
         stage=_stage(m.stage) if m.HasField("stage") else None,
+        unread=check_text("statuses.unread", m.unread),
     )
 
 

@@ -12,7 +12,7 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -28,7 +28,7 @@ from frd_agent.launch import command_line, commands
 from frd_agent.launch.run_lock import Holder
 from frd_agent.proc import capabilities, ptrace_scope
 from frd_agent.ranks.stacks.outside import NoStack, py_spy
-from frd_agent.ranks.tap_files import TapFile
+from frd_agent.ranks.tap_files import READ_SINCE, TapFile, unrecorded, version_of
 
 _PROBE: Final = Path(__file__).with_name("probe.py")
 _REACHED: Final = (
@@ -120,6 +120,8 @@ def _tap(cmd: Sequence[str], env: Mapping[str, str]) -> Iterator[Check]:
             yield Check.warning(
                 "recorder", f"of a rank here it could not be read: {found['shortage']}"
             )
+        if (recorders := found.get("recorders")) is not None:
+            yield collectives_check(found["torch"], recorders)
         yield _variables(found["variables"])
 
 
@@ -146,6 +148,15 @@ def _same_tap(path: str) -> Check:
         "tap version",
         f"{path}: is not of release {own}: install the same frd in both environments",
     )
+
+
+def collectives_check(torch_version: str, recorders: Collection[int]) -> Check:
+    """Of Gloo, which a job without a GPU uses, and others for their objects."""
+    if tap.GENERIC not in recorders:
+        why = unrecorded(torch_version, ["gloo"])
+        return Check.warning("collectives", f"a job that uses Gloo is not watched for hangs: {why}")
+    when = "at rest" if version_of(torch_version) < READ_SINCE else "at any time"
+    return Check.ok("collectives", f"torch {torch_version}: those of Gloo are read {when}")
 
 
 def _variables(shown: Mapping[str, str]) -> Check:
@@ -226,12 +237,15 @@ def _untapped(directory: str) -> Iterator[Check]:
 
 
 def recorders_check(files: Sequence[TapFile]) -> Iterator[Check]:
-    """Of the ranks that publish now, those without a worker server."""
+    """Of the ranks that publish now, those without a worker server, or that cannot be read."""
     known = [file.content for file in files if file.content is not None]
     lacking = sorted((one.rank, one.socket_error) for one in known if not (one.socket or one.exit))
     for rank, why in lacking[:1]:
         more = f", and {len(lacking) - 1} more" if lacking[1:] else ""
         yield Check.warning("recorder", f"rank {rank}{more}: not read while it trains: {why}")
+    unread = sorted((one.rank, one.unread or one.off) for one in known if not one.exit)
+    for rank, why in [one for one in unread if one[1]][:1]:
+        yield Check.warning("collectives", f"of rank {rank} and others cannot be read: {why}")
 
 
 # -- service and stacks ----------------------------------------------------------------------

@@ -34,6 +34,8 @@ def _probe() -> dict[str, object]:
         found["tap"] = getattr(tap, "__file__", "")
         if hasattr(tap, "shortage"):
             found["shortage"] = tap.shortage(1 + tap.pool_size(), is_server=True)
+        if hasattr(tap.Counters, "numbers"):
+            found["recorders"] = tap.Counters(sys.modules.get(tap._C10D_CODE)).numbers()
     found["variables"] = {k: v for k, v in sorted(os.environ.items()) if k.startswith(_SHOWN)}
     return found
 

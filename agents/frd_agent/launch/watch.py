@@ -33,7 +33,8 @@ class LaunchWatch:
         self._living = living
         self._grace_s = grace_s
         self._settled: set[commands.Command] = set()
-        """Commands of which a rank has been seen, or a warning has been logged."""
+        """Commands of which a rank has been seen."""
+        self.warnings: dict[commands.Command, str] = {}
         self._met: dict[commands.Command, float] = {}
         """When this agent first saw each running command."""
         self._look_at = 0.0
@@ -52,6 +53,7 @@ class LaunchWatch:
             return
         running = commands.running(self._directory)
         self._settled &= set(running)
+        self.warnings = {one: text for one, text in self.warnings.items() if one in running}
         self._met = {command: self._met.get(command, now) for command in running}
         fresh = [command for command in running if command not in self._settled]
         if fresh:
@@ -65,10 +67,11 @@ class LaunchWatch:
             pids, found = commands.untapped(command, self._grace_s)
             if pids & living:
                 self._settled.add(command)
-                continue
-            if found:
-                self._settled.add(command)
-                log.warning("%s", warning(command, found))
+            if pids & living or not found:
+                self.warnings.pop(command, None)
+            elif command not in self.warnings:
+                self.warnings[command] = warning(command, found)
+                log.warning("%s", self.warnings[command])
 
 
 def warning(command: commands.Command, found: list[commands.Untapped]) -> str:

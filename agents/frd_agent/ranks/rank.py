@@ -42,9 +42,9 @@ from frd_agent.ranks.tap_counters import CountersFile
 from frd_agent.ranks.tap_files import TapFile, TapIdentity
 from frd_agent.ranks.token_files import STILL_S
 from frd_agent.recorder.naming import Naming
-from frd_agent.recorder.published_dumps import DumpsFile, PublishedDumps
+from frd_agent.recorder.published_dumps import DumpsFile, PublishedDumps, ServerAndDumps
 from frd_agent.recorder.rank_progress import final_progress, live_progress, raw_counters
-from frd_agent.recorder.recorders import Heartbeat, KeptDump, Recorders
+from frd_agent.recorder.recorders import Heartbeat, KeptDump, Recorders, WorkerServer
 from frd_agent.recorder.room import Room
 from frd_agent.recorder.rows import columns
 from frd_agent.recorder.worker_server import Busy, HandlerFailed, Handlers, Silent, Withheld
@@ -59,6 +59,8 @@ _STOPPED_AGE_S: Final = 1.5
 ALIGNED_S: Final = 1.0
 """What holds the interpreter of a rank that makes progress begins at multiples of this on the wall
 clock: then all ranks of a job pause together, and it waits once."""
+_UNREAD_S: Final = 10.0
+"""Collectives are unread after so long."""
 _MOVING_S: Final = 10.0
 """A rank that has made progress within this time is training."""
 
@@ -108,7 +110,10 @@ class Rank:
         self._has_socket = handlers is not None
         dumps = file.path.with_suffix(DumpsFile.SUFFIX)
         self._dumps = PublishedDumps(dumps, shared.time.one_to_raw) if identity.dumps else None
-        self.recorders = Recorders(handlers or self._dumps, shared.time)
+        source: WorkerServer | None = handlers or self._dumps
+        if handlers and self._dumps:
+            source = ServerAndDumps(handlers, self._dumps)
+        self.recorders = Recorders(source, shared.time)
         self._schedule = PollSchedule(shared.policy)
         self._task: asyncio.Task[None] | None = None
         self._progress_inputs = (0, 0, 0)
@@ -118,6 +123,11 @@ class Rank:
         self._note = ""
         self._withheld = ""
         """Why its recorder is not read at present."""
+        self._failure = ""
+        """The same, and other reasons why a recorder was not read when it was asked last."""
+        self._unread = ""
+        self._readable_s = float("-inf")
+        """When nothing was in the way of reading all recorders."""
         self._lost = 0
         self._complained = False
         self.stage: Stage | None = None
@@ -216,10 +226,13 @@ class Rank:
         if vital is Vital.GONE:
             return False
         self._update_schedule(now_s)
-        self._report_liveness(vital, now_ns)
+        self._report_liveness(vital, now_s, now_ns)
         why = self._schedule.due(now_s)
-        if self._dumps is not None and not self._dumps.is_due(again=why is Why.RETRY):
-            why = None
+        if self._dumps is not None:
+            if self._dumps.is_due(again=why is Why.RETRY):
+                why = why or Why.STILL
+            elif not self._has_socket:
+                why = None
         if why is not None and self._task is None and (self._has_socket or self._dumps):
             self._shared.stats.dumps[why.value] += 1
             self._schedule.asked(now_s)
@@ -261,7 +274,19 @@ class Rank:
         if progress is not None:
             self.reports.current.set_progress(self.number, progress)
 
-    def _report_liveness(self, vital: Vital, now_ns: NodeRawNs) -> None:
+    def _look_for_unread(self, now_s: float) -> str:
+        """Why collectives of it cannot be read, for some seconds; and what helps."""
+        identity = self.identity
+        why = identity.unread or self._failure
+        if identity.off and not self.counters.status:
+            why = f"{identity.off} switches torch's Flight Recorder off: unset it, or set 2000"
+        if not (self._has_socket or self._dumps):
+            why = why or identity.socket_error or "it has no socket"
+        if not why or self._readable_s < 0:
+            self._readable_s = now_s
+        return why if now_s - self._readable_s >= _UNREAD_S else ""
+
+    def _report_liveness(self, vital: Vital, now_s: float, now_ns: NodeRawNs) -> None:
         """Report whether the rank is live or silent, as text for users."""
         is_stale, since_ns = self._schedule.is_stale, self.counters.published_at_ns or now_ns
         if vital is Vital.STOPPED and self._schedule.age_s > _STOPPED_AGE_S:
@@ -269,14 +294,23 @@ class Rank:
         elif is_stale and (self._silent or not self._has_socket):
             asked = "its socket does not answer" if self._silent else "it has no socket"
             self._report(RankState.SILENT, since_ns, f"{self.process.describe()}; {asked}")
-        elif not self._has_socket:
-            read = "read only at rest" if self._dumps else "out of reach"
-            detail = f"recorder {read}: {self.identity.socket_error}"
-            self._report(RankState.LIVE, now_ns, detail)
-        elif self._withheld:
-            self._report(RankState.LIVE, now_ns, self._withheld)
         else:
-            self._report(RankState.LIVE, now_ns, self._note if is_stale else "")
+            self._unread = self._look_for_unread(now_s)
+            self._report(RankState.LIVE, now_ns, self._note_of(is_stale))
+
+    def _note_of(self, is_stale: bool) -> str:
+        """What users should know of its recorders."""
+        if not self._has_socket:
+            read = "read only at rest" if self._dumps else "out of reach"
+            return f"recorder {read}: {self.identity.socket_error}"
+        if self._withheld or (is_stale and self._note):
+            return self._withheld or self._note
+        if self._unread:
+            return f"recorder not read: {self._unread}"
+        if self._dumps and self.identity.uses_generic:
+            version = self.identity.torch_version
+            return f"recorder read only at rest: torch {version} needs Python for it, 2.10 does not"
+        return ""
 
     def _report(
         self, state: RankState, since_ns: NodeRawNs, detail: str, how: ExitInfo | None = None
@@ -292,8 +326,9 @@ class Rank:
         gap = self._lost + self.reports.outbox.dropped.get(self.number, 0)
         now_ns = self._shared.time.now()
         stage = None if how else self.stage
+        unread = self._unread if state is RankState.LIVE else ""
         status = RankStatus(
-            *(self.number, self._state, self._since_ns, detail, gap, how, now_ns), stage
+            *(self.number, self._state, self._since_ns, detail, gap, how, now_ns, stage, unread)
         )
         self.reports.current.set_status(status)
 
@@ -372,10 +407,15 @@ class Rank:
             self._silent = True
             raise
         except Withheld as error:
+            self._failure = error.why
             self._withheld = f"its recorder is not read: {error.why}"
             self._complain(str(error))
             raise
+        except HandlerFailed as error:
+            self._failure = self._plain(str(error))
+            raise
         self._silent, self._withheld = False, ""
+        self._failure = "".join(map(self._plain, reading.problems[:1]))
         if self._schedule.is_stale:
             self._note = (
                 f"its tap's heartbeat is {self._schedule.age_s:.0f} s old: the GIL may be held"
@@ -393,6 +433,10 @@ class Rank:
         if reading.is_busy:
             raise Busy(f"{self}: its interpreter is busy: ask again")
         return list(reading.dumps.values())
+
+    def _plain(self, problem: str) -> str:
+        """The same text for ranks with the same problem."""
+        return problem.removeprefix(f"{self.process.socket}: ")
 
     def _complain(self, message: str) -> None:
         """Once per rank; for a rank that cannot be read, `as_of` does not advance."""

@@ -6,10 +6,11 @@ Nothing in them is trusted (`token_files`). Whether a process lives is not known
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -21,6 +22,38 @@ _Text = Annotated[str, msgspec.Meta(max_length=4096)]
 _Texts = Annotated[tuple[_Text, ...], msgspec.Meta(max_length=256)]
 _UInt = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Time = Annotated[NodeNs, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+READ_SINCE: Final = (2, 10)
+"""From this release of torch on, the generic recorder can be read without the interpreter."""
+_RECORDERS: Final = {
+    "gloo": ("Gloo", tap.GENERIC, READ_SINCE),
+    "xccl": ("XCCL", tap.GENERIC, READ_SINCE),
+    "nccl": ("NCCL", tap.NCCL, (2, 5)),
+    "nccl-legacy": ("NCCL", tap.NCCL, (2, 5)),
+}
+"""Backends that record themselves: for people, the recorder's number, and the release of torch from
+which on it can be read at any time."""
+_HOOKS_SINCE: Final = (2, 15)
+"""Since this release of torch the ops of other backends are recorded as well."""
+_IDLE: Final = frozenset({"fake", "undefined"})
+"""Backends that wait for no other rank."""
+
+
+def unrecorded(torch_version: str, backends: Collection[str]) -> str:
+    """What is missing and what helps, for people."""
+    known = [_RECORDERS.get(backend, (backend, 0, _HOOKS_SINCE)) for backend in sorted(backends)]
+    names = " and ".join(dict.fromkeys(name for name, _, _ in known))
+    text = f"torch {torch_version} keeps no record of {names}"
+    since = max(since for _, _, since in known)
+    if version_of(torch_version) < since:
+        text += ": use torch {}.{} or later".format(*since)
+    return text
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """Major and minor of ``2.13.0+cpu``."""
+    return tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())
 
 
 class ExitFrame(NamedTuple):
@@ -89,7 +122,11 @@ class TapIdentity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     socket_error: _Text = ""
     shm: str | None = None
     dumps: str | None = None
-    """Name of the file of dumps, of a rank without a worker server."""
+    """Name of the file of dumps, of recorders that no worker server gives."""
+    kept: Annotated[tuple[_UInt, ...], msgspec.Meta(max_length=64)] | None = None
+    """Numbers of the recorders that its torch has; None of an older tap."""
+    off: _Text = ""
+    """The setting that switches the recorders off; empty without one."""
     run: _Text = ""
     """The launch of the job, by the address where its ranks meet; empty if unknown."""
     exit: ExitRecord | None = None
@@ -117,6 +154,28 @@ class TapIdentity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def ended(self) -> ExitRecord | None:
         """How it ended, once it is gone."""
         return self.exit or self.raised
+
+    @cached_property
+    def unread(self) -> str:
+        """Why no recorder keeps what some groups do, and what helps; empty if each is kept, at
+        least for one kind of device."""
+        lacking: set[str] = set()
+        for group in self.groups if self.kept is not None else ():
+            backends = set(filter(None, group.backend.split(","))) - _IDLE
+            if not any(map(self._keeps, backends)):
+                lacking |= backends
+        return unrecorded(self.torch_version, lacking) if lacking else ""
+
+    @property
+    def uses_generic(self) -> bool:
+        used = {backend for group in self.groups for backend in group.backend.split(",")}
+        return not used.isdisjoint(one for one, of in _RECORDERS.items() if of[1] == tap.GENERIC)
+
+    def _keeps(self, backend: str) -> bool:
+        known = _RECORDERS.get(backend)
+        if known is None:
+            return bool(self.recorders)
+        return known[1] in (self.kept or ())
 
     @cached_property
     def seat(self) -> tuple[AttemptKey, int, str]:

@@ -1,4 +1,4 @@
-"""Dumps that a tap publishes in a file, for a rank without a worker server.
+"""Dumps that a tap publishes in a file, of recorders that no worker server gives.
 
 The tap writes them when its counters rest (`frd_agent.tap`), so a rank that makes no progress is
 known, and one that trains is not followed op by op. They are read like the answers of a worker
@@ -7,21 +7,29 @@ server, except that each is as old as its file says. Nothing in the file is trus
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from frd.model import NodeNs, NodeRawNs
 from frd_agent.node_time import ClockReading
 from frd_agent.ranks.token_files import TokenFile
-from frd_agent.recorder.worker_server import MAX_BYTES, First, HandlerFailed
+from frd_agent.recorder.worker_server import (
+    MAX_BYTES,
+    First,
+    HandlerFailed,
+    Handlers,
+    NothingNew,
+)
 
 _MAX_READS: Final = 8
 """Of one file: it is read again for the membership of a new group, or where the first dump leaves
 open whether entries are missing."""
+GENERIC: Final = "fr_trace_json"
+"""The handler by which a worker server would give the generic recorder."""
 _Name = Annotated[str, msgspec.Meta(max_length=512)]
 
 
@@ -106,3 +114,36 @@ class PublishedDumps:
         if self._file.content is None:
             raise HandlerFailed(self._file.problem)
         return self._file.content
+
+
+class ServerAndDumps:
+    """A worker server that lacks the generic recorder, with the dumps of that one."""
+
+    def __init__(self, server: Handlers, dumps: PublishedDumps) -> None:
+        self._server, self._dumps = server, dumps
+        self._is_due = False
+        self.taken_at = server.taken_at
+        """Of the last answer."""
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[None]:
+        self._is_due = self._dumps.is_due(again=True)
+        if self._is_due:
+            self._dumps.connected()
+        async with self._server.connected():
+            yield
+
+    async def names(self) -> tuple[str, ...]:
+        return (*await self._server.names(), GENERIC)
+
+    async def ask(self, name: str, **how: Any) -> bytes:
+        """
+        Raises:
+            NothingNew: the last dump has been read.
+            FrdError: as of the one that is asked.
+        """
+        if name == GENERIC and not self._is_due:
+            raise NothingNew(f"{name}: no new dump")
+        source = self._dumps if name == GENERIC else self._server
+        self.taken_at = source.taken_at
+        return await source.ask(name, **how)

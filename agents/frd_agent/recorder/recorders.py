@@ -24,7 +24,7 @@ from frd_agent.node_time import ClockReading, NodeTime
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.rows import Row, channel_columns
 from frd_agent.recorder.transitions import RecorderTracker
-from frd_agent.recorder.worker_server import Busy, First, HandlerFailed
+from frd_agent.recorder.worker_server import Busy, First, HandlerFailed, NothingNew
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +261,10 @@ class Recorders:
             dump = parse_answer(data, source=handler.name)
         except Busy:
             reading.refuse(handler)
+            return None
+        except NothingNew:
+            if (last := self._kept.get(tracker)) is not None:
+                reading.dumps[tracker] = last
             return None
         except HandlerFailed as error:
             # Listed, but it refuses these parameters. One that was read would be read as a new one.

@@ -59,6 +59,10 @@ class Busy(ServiceUnavailable):
     """A `First` was not answered in time, so the handler after it was not called."""
 
 
+class NothingNew(ServiceUnavailable):
+    """What is read only at rest was read since it last was."""
+
+
 class HandlerFailed(FrdError):
     """An unusable answer: an HTTP error, too large, cut off. `status` is 0 without one."""
 

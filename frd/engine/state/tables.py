@@ -125,6 +125,8 @@ class RankTable(GrowingColumns):
         self.statuses: dict[int, RankStatus] = {}
         self.exits: dict[int, ExitInfo] = {}
         """How ranks ended, of the statuses that say it."""
+        self.unread: dict[int, str] = {}
+        """Why collectives of ranks cannot be read, of the statuses that say it."""
         self.initializing: set[int] = set()
         """Ranks whose status says that they are inside a call that makes process groups."""
         self._sorted: Int32s | None = None
@@ -148,10 +150,13 @@ class RankTable(GrowingColumns):
             self.exits[rank] = status.exit
         elif status.stage is not None and status.stage.op:
             self.initializing.add(rank)
+        if status.unread:
+            self.unread[rank] = status.unread
 
     def _forget_status(self, rank: int) -> None:
         self.statuses.pop(rank, None)
         self.exits.pop(rank, None)
+        self.unread.pop(rank, None)
         self.initializing.discard(rank)
 
     def to_aligned(self, rank: Ranks, node_ns: Int64s, now: AlignedNs) -> Int64s:
@@ -197,7 +202,8 @@ class RankTable(GrowingColumns):
     def clear(self) -> None:
         """As if none had ever been declared; the rows stay."""
         self.clear_rows(slice(None))
-        self.infos, self.statuses, self.exits, self.initializing = {}, {}, {}, set()
+        self.infos, self.statuses, self.exits, self.unread = {}, {}, {}, {}
+        self.initializing = set()
         self._sorted = None
         self.clock_revision += 1
 

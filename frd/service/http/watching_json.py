@@ -9,12 +9,20 @@ and alerts.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 from typing import Any, Final
 
 from frd.engine.views import AttemptView
 from frd.forms import duration_text, fold_ranks
 from frd.model import AlignedNs
-from frd.service.state import CellState, NodeView, ServiceState, alive_ranks, unwatched
+from frd.service.state import (
+    CellState,
+    NodeView,
+    ServiceState,
+    alive_ranks,
+    unread_ranks,
+    unwatched,
+)
 
 _MAX_NAMES: Final = 3
 _START: Final = "start `frd-agent run` where the ranks run, or `frd up`"
@@ -92,6 +100,11 @@ def _blind_of(state: ServiceState, view: AttemptView) -> Iterator[str]:
             f"{'has' if len(missing) == 1 else 'have'} not been seen: "
             "do they start with `frd-agent exec`, and does an agent run where they do?"
         )
+    unread = list(unread_ranks(view, state.nodes).items())
+    for why, ranks in unread[:_MAX_NAMES]:
+        yield f"{name}: the collectives of {_ranks(ranks)} cannot be read: {why}"
+    if others := list(chain.from_iterable(ranks for _, ranks in unread[_MAX_NAMES:])):
+        yield f"{name}: nor can those of {_ranks(others)}: `frd status` has the reasons"
     if view.not_opened:
         yield (
             f"{name}: {view.not_opened} more findings are not shown: "

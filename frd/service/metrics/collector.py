@@ -33,6 +33,7 @@ from frd.service.state import (
     ServiceState,
     alive_ranks,
     rank_states,
+    unread_ranks,
 )
 from frd.wire.messages import REASONS
 
@@ -123,6 +124,7 @@ def _add_job(values: Values, state: ServiceState, name: str, view: AttemptView) 
         "frd_telemetry_gap_entries_total": view.gap_entries,
         "frd_collectives_untimed_total": view.untimed,
         "frd_nodes_unsynchronized": len(unsynchronized),
+        "frd_unread_ranks": sum(map(len, unread_ranks(view, state.nodes).values())),
         "frd_agents_expected": 0 if view.ended else state.expected_agents.get(name, len(needed)),
         "frd_agents_reporting": 0 if view.ended else nodes["reporting"],
     }.items():

@@ -78,6 +78,10 @@ METRICS: Final[dict[str, Spec]] = {
         "Ranks that run and are not watched: a limit of the service leaves no room for them, or "
         "another running job has the same name.",
     ),
+    "frd_unread_ranks": _gauge(
+        ("job",),
+        "Watched ranks whose collectives cannot be read, with the reason in `frd findings`.",
+    ),
     "frd_job_name_conflicts": _gauge(
         ("job",), "Running jobs that are not watched because another running job has the same name."
     ),

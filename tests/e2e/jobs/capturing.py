@@ -22,8 +22,8 @@ path, library, how = sys.argv[1:]
 driver = ctypes.CDLL(library)
 torch.cuda._initialized = True  # as in a program that uses CUDA
 c10d._register_handler("threads", threads)
-tap._register_handler(c10d)
-tap._register_handler(c10d)  # as in a forked child, which has the handler of its parent
+tap._register_handlers(c10d)
+tap._register_handlers(c10d)  # as in a forked child, which has the handlers of its parent
 server = c10d._WorkerServer(path)
 print("ready", flush=True)
 if how == "gil":

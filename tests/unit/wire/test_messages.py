@@ -364,6 +364,16 @@ def test_phases_round_trip() -> None:
         assert second == RankPhases(1, ())
 
 
+def test_why_collectives_cannot_be_read() -> None:
+    """As text; a status of an earlier agent has none."""
+    (status,) = state_of(0).statuses
+    for unread in ("", "torch 2.7.0 keeps no record of Gloo"):
+        sent = replace(status, unread=unread)
+        found = declared().decode(encode_agent(Statuses((sent,))))
+        assert isinstance(found, Statuses)
+        assert found.statuses == (sent,)
+
+
 def test_what_may_not_be_read() -> None:
     """Absent says that nothing has changed, empty that all can be read; an earlier service does
     not know the field. Too many texts, or too long ones, are refused."""

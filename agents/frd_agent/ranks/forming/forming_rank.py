@@ -23,6 +23,8 @@ from frd_agent.ranks.tap_files import ExitRecord, TapIdentity
 
 ENDED: Final = "ended before it had a process group"
 _WRITES_S: Final = 5 * tap.STAGE_EVERY_S
+_OWN_NS: Final = 20e9
+_OWN: Final = "its process groups were made without init_process_group, and frd reads no others"
 _FORMS: Final = "has no process group yet"
 
 
@@ -42,6 +44,8 @@ class FormingRank:
         self.is_gone = False
         self._stage: Stage | None = None
         self._said: StageReport | None = None
+        self._own_since_ns: NodeRawNs | None = None
+        """Since when it has groups and is not about to make a default group."""
         self._state, self.detail = RankState.LIVE, ""
         self._since_ns = shared.time.until(claim.started_at_ns)
 
@@ -73,7 +77,11 @@ class FormingRank:
             self._report(RankState.SILENT, now_ns, why)
         else:
             is_inside = self._stage is not None and self._stage.op
-            self._report(RankState.LIVE, now_ns, "" if is_inside else _FORMS)
+            has_own = not is_inside and self._said is not None and self._said.has_groups
+            self._own_since_ns = (self._own_since_ns or now_ns) if has_own else None
+            is_own = has_own and now_ns - (self._own_since_ns or now_ns) >= _OWN_NS
+            detail = "" if is_inside else _OWN if is_own else _FORMS
+            self._report(RankState.LIVE, now_ns, detail)
         return True
 
     def _report(
@@ -83,8 +91,9 @@ class FormingRank:
         if state is not self._state:
             self._state, self._since_ns = state, since_ns or now_ns
         stage = None if self.is_gone else self._stage
+        unread = detail if detail is _OWN else ""
         status = RankStatus(
-            *(self.number, self._state, self._since_ns, detail), as_of_ns=now_ns, stage=stage
+            *(self.number, self._state, self._since_ns, detail, 0, None, now_ns, stage, unread)
         )
         self.reports.current.set_status(status)
 

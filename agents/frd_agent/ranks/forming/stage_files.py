@@ -37,6 +37,8 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of the main thread at `as_of_ns`, innermost first."""
     claim: TapIdentity | None = None
     """None of a process that is a rank."""
+    has_groups: bool = False
+    """The program has process groups that it made without init_process_group."""
     exit: ExitRecord | None = None
     """Of a program that has ended with a claim."""
 

@@ -13,7 +13,9 @@ import pytest
 from frd_agent.inspection.reading import rights
 from frd_agent.launch import checks, command_line
 from frd_agent.launch.checks import State
+from frd_agent.ranks.tap_files import TapFile
 from tests.world.daemons import free_address, run_program
+from tests.world.run_dir import TOKEN, identity
 
 
 @pytest.fixture
@@ -134,3 +136,35 @@ def test_without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
     said = checks.stacks_check(None)
     assert said.state is State.WARNING
     assert "not installed: pip install py-spy in the agent's environment" in said.text
+
+
+@pytest.mark.parametrize(
+    ("version", "recorders", "state", "text"),
+    [
+        ("2.7.0", [1], State.WARNING, "keeps no record of Gloo: use torch 2.10 or later"),
+        ("2.9.1", [0, 1], State.OK, "torch 2.9.1: those of Gloo are read at rest"),
+        ("2.10.0", [0], State.OK, "torch 2.10.0: those of Gloo are read at any time"),
+    ],
+)
+def test_what_a_torch_records(version: str, recorders: list[int], state: State, text: str) -> None:
+    """Before a job runs: a torch that keeps no record of Gloo is a warning, with the release that
+    helps."""
+    check = checks.collectives_check(version, recorders)
+    assert check.state is state
+    assert check.text.endswith(text)
+
+
+def test_ranks_that_cannot_be_read(tmp_path: Path) -> None:
+    """Of a job that runs: the torch is too old, or its recorder is switched off."""
+    said = {"socket": f"{TOKEN}.sock", "shm": f"{TOKEN}.shm"}
+    for changes, why in (
+        ({"torch_version": "2.7.0", "kept": [1]}, "torch 2.7.0 keeps no record of Gloo"),
+        ({"kept": [0], "off": "TORCH_FR_BUFFER_SIZE=0"}, "TORCH_FR_BUFFER_SIZE=0"),
+        ({"kept": [0]}, None),
+    ):
+        path = tmp_path / f"{TOKEN}.json"
+        path.unlink(missing_ok=True)
+        path.write_text(json.dumps(identity(**said, **changes)))
+        found = [check.text for check in checks.recorders_check(TapFile.scan(tmp_path))]
+        assert len(found) == (why is not None)
+        assert all(str(why) in text for text in found)

@@ -200,7 +200,7 @@ def test_a_command_whose_rank_is_watched_is_settled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank anywhere below the command is enough; without one, torch that runs without a tap is
-    reported once."""
+    logged once, and a reason to be blind until there is a rank."""
     commands.record(str(tmp_path), ["torchrun", "train.py"])
     found = [commands.Untapped(7, "python train.py")]
     monkeypatch.setattr(commands, "untapped", lambda command, _grace_s: ({command.pid}, found))
@@ -209,4 +209,11 @@ def test_a_command_whose_rank_is_watched_is_settled(
     assert caplog.text == ""
     blind._check(commands.running(str(tmp_path)), {1})
     assert "pid 7 (python train.py), started by `frd-agent exec -- torchrun" in caplog.text
-    assert watched._settled == blind._settled != set()
+    assert watched._settled != blind._settled == set()
+    assert not watched.warnings
+    (text,) = blind.warnings.values()
+    blind._check(commands.running(str(tmp_path)), {1})
+    assert caplog.text.count(text) == 1
+    blind._check(commands.running(str(tmp_path)), {os.getpid()})
+    assert watched._settled == blind._settled
+    assert not blind.warnings

@@ -470,3 +470,21 @@ async def test_a_process_in_another_pid_namespace(
     node.write(TOKEN, report | {"exit": {"kind": "clean", "detail": "", "at_ns": 5}})
     node.update()
     assert list(node.roster.forming) == []
+
+
+def test_process_groups_that_frd_cannot_read(node: Node) -> None:
+    """A process has groups for long and is not inside init_process_group: then its collectives
+    cannot be read, and the status says why. While it is inside, it is about to be a rank."""
+    pid = node.process()
+    report = node.claim(pid, op=INSIDE) | {"has_groups": True}
+    node.write(TOKEN, report)
+    node.update()
+    node.update(after_s=60.0)
+    assert [one.unread for one in node.statuses().values()] == [""]
+    node.write(TOKEN, report | {"op": ""})
+    node.update(after_s=63.0)
+    assert [one.unread for one in node.statuses().values()] == [""]
+    node.update(after_s=84.0)
+    (status,) = node.statuses().values()
+    assert status.unread == status.detail
+    assert status.unread.startswith("its process groups were made without init_process_group")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,10 +14,12 @@ from typing import Any
 
 import pytest
 
-from frd.model import NodeRawNs
+from frd.model import NodeRawNs, RankState, RankStatus
+from frd_agent import tap
 from frd_agent.node_time import raw_now
 from frd_agent.ranks.roster import Roster
 from tests.unit.agent.ranks.test_process import descriptors
+from tests.world.daemons import until
 from tests.world.run_dir import TOKEN, identity, shared
 
 WRITTEN_NS = 1_700_000_000_000_000_000
@@ -119,4 +122,53 @@ def test_two_live_runs_of_one_name_are_warned_of_once(
             assert rank.process.was_alive
         (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
         assert f"two running jobs are called j (pids {pids[0]}, {pids[1]})" in warning.getMessage()
+        roster.close()
+
+
+OLD = {"torch_version": "2.7.0", "kept": [1], "off": ""}
+NEW = {"torch_version": "2.10.0", "kept": [0], "off": ""}
+TOO_OLD = "torch 2.7.0 keeps no record of Gloo: use torch 2.10 or later"
+OFF = "TORCH_FR_BUFFER_SIZE=0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "why"),
+    [
+        (OLD, [], TOO_OLD),
+        (NEW, [], ""),
+        (NEW | {"off": OFF}, [], f"{OFF} switches torch's Flight Recorder off"),
+        (NEW | {"off": OFF}, [(tap.GENERIC, 0, 1, 1, 1)], ""),
+        (NEW | {"dumps": None, "socket_error": "RLIMIT_NPROC"}, [], "RLIMIT_NPROC"),
+    ],
+    ids=["old", "idle", "off", "records although", "without server and dumps"],
+)
+def test_a_rank_whose_collectives_cannot_be_read(
+    tmp_path: Path, changes: dict[str, Any], rows: list[tap.Row], why: str
+) -> None:
+    """The agent says so after some seconds, not in the first ones, and not while it is silent. A
+    rank that has done nothing yet can be read, and one that has recorded something, too."""
+    files, common = tap.Files(str(tmp_path), TOKEN), shared()
+    with sleeping(1) as (pid,):
+        publish(tmp_path, pid, **({"dumps": f"{TOKEN}.dumps"} | changes))
+        roster, said = Roster(tmp_path, common), list[RankStatus]()
+
+        def look(after_s: float) -> tuple[RankState, str]:
+            """The last status that was reported."""
+            now_ns = NodeRawNs(common.time.now() + round(after_s * 1e9))
+            roster.update(now_ns)
+            (rank,) = roster
+            rank.poll(now_ns / 1e9, now_ns)
+            if (found := common.reports(0).current.next_statuses()) is not None:
+                said.extend(found.statuses)
+            return said[-1].state, said[-1].unread
+
+        for after_s in (0.0, 9.0, 11.0):
+            assert not any(one.unread for one in said)
+            files.write_counters(time.time_ns(), time.monotonic_ns(), rows)
+            state, unread = look(after_s)
+            assert state is RankState.LIVE
+        assert bool(unread) == bool(why)
+        assert unread.startswith(why)
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: look(12.0) == (RankState.SILENT, ""))
         roster.close()

@@ -266,3 +266,48 @@ def test_torn_and_foreign_counters_are_refused(tmp_path: Path) -> None:
         assert shm.read() is None
     assert CountersFile(tmp_path / "none", NodeRawNs).read() is None
     assert CountersFile(tmp_path, NodeRawNs).read() is None
+
+
+OLD = "torch 2.7.0 keeps no record of Gloo: use torch 2.10 or later"
+
+
+@pytest.mark.parametrize(
+    ("version", "kept", "backends", "why"),
+    [
+        ("2.7.0", [1], ["gloo"], OLD),
+        ("2.7.0", [1], ["nccl"], ""),
+        ("2.7.0", [1], ["nccl", "gloo"], OLD),
+        ("2.7.0", [1], ["gloo,nccl"], ""),
+        ("2.7.0", [1], ["fake"], ""),
+        ("2.7.0", [1], [], ""),
+        ("2.9.1", [0, 1], ["gloo"], ""),
+        ("2.9.1", [0, 1], ["mpi"], "torch 2.9.1 keeps no record of mpi: use torch 2.15 or later"),
+        ("2.15.0", [0], ["ucc"], "torch 2.15.0 keeps no record of ucc"),  # made in Python
+        ("2.12.0+cpu", [0], ["nccl"], "torch 2.12.0+cpu keeps no record of NCCL"),
+        ("2.4.0", [], ["nccl"], "torch 2.4.0 keeps no record of NCCL: use torch 2.5 or later"),
+        ("2.7.0", None, ["gloo"], ""),
+    ],
+)
+def test_what_no_recorder_keeps(
+    tmp_path: Path, version: str, kept: list[int] | None, backends: list[str], why: str
+) -> None:
+    """A group counts as unread if this torch records none of its backends; a backend that waits for
+    no rank does not count, nor what an older tap does not report."""
+    groups = [
+        {"name": str(number), "ranks": [0, 1], "backend": backend}
+        for number, backend in enumerate(backends)
+    ]
+    write(tmp_path, torch_version=version, kept=kept, groups=groups)
+    (file,) = tap_files.TapFile.scan(tmp_path)
+    assert file.content is not None, file.problem
+    assert file.content.unread == why
+
+
+def test_a_backend_that_a_hook_records(tmp_path: Path) -> None:
+    """torch 2.15 records what a backend in C++ does by a hook, which the tap has found."""
+    groups = [{"name": "0", "ranks": [0, 1], "backend": "ucc"}]
+    more = {"torch_version": "2.15.0", "kept": [0], "groups": groups}
+    write(tmp_path, recorders=["ucc"], **more)
+    (file,) = tap_files.TapFile.scan(tmp_path)
+    assert file.content is not None, file.problem
+    assert file.content.unread == ""

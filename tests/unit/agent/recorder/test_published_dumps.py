@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 
@@ -10,8 +11,8 @@ import pytest
 
 from frd.model import NodeNs, NodeRawNs
 from frd_agent.node_time import ClockReading
-from frd_agent.recorder.published_dumps import PublishedDumps
-from frd_agent.recorder.worker_server import HandlerFailed
+from frd_agent.recorder.published_dumps import PublishedDumps, ServerAndDumps
+from frd_agent.recorder.worker_server import HandlerFailed, Handlers, NothingNew
 from frd_agent.tap import Files
 from tests.world.run_dir import TOKEN
 
@@ -97,3 +98,38 @@ def test_a_rank_that_has_not_rested(tmp_path: Path) -> None:
     known.connected()
     with pytest.raises(HandlerFailed, match="have not rested yet"):
         asyncio.run(known.ask("fr_trace_json"))
+
+
+class _Server(Handlers):
+    """Gives NCCL's recorder only, as that of torch 2.9 does."""
+
+    async def names(self) -> tuple[str, ...]:
+        return ("dump_nccl_trace_json",)
+
+    async def ask(self, name: str, **_: object) -> bytes:
+        return name.encode()
+
+
+def test_a_server_that_lacks_a_recorder(tmp_path: Path) -> None:
+    """NCCL's recorder comes from the server and is as new as the request; Gloo's from the file, as
+    old as that says, and not before there is one, nor again and again."""
+    known = ServerAndDumps(_Server(tmp_path / "none"), dumps(tmp_path))
+
+    async def read(name: str) -> tuple[bytes, ClockReading]:
+        async with known.connected():
+            assert await known.names() == ("dump_nccl_trace_json", "fr_trace_json")
+            return await known.ask(name), known.taken_at(ASKED)
+
+    with pytest.raises(NothingNew):
+        asyncio.run(read("fr_trace_json"))
+    assert asyncio.run(read("dump_nccl_trace_json")) == (b"dump_nccl_trace_json", ASKED)
+    publish(tmp_path, fr_trace_json=DUMP)
+    data, taken_at = asyncio.run(read("fr_trace_json"))
+    assert (json.loads(data), taken_at.raw_ns) == (json.loads(DUMP), 30)
+    assert asyncio.run(read("dump_nccl_trace_json"))[1] == ASKED
+    readings = 2  # one for each request above since there is a file
+    with contextlib.suppress(NothingNew):
+        while readings < 20:
+            asyncio.run(read("fr_trace_json"))
+            readings += 1
+    assert readings == 8

@@ -20,7 +20,7 @@ from frd_agent.recorder import recorders
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.recorders import Heartbeat, Reading, Recorders
 from frd_agent.recorder.rows import Row
-from frd_agent.recorder.worker_server import Busy, First, HandlerFailed, Silent
+from frd_agent.recorder.worker_server import Busy, First, HandlerFailed, NothingNew, Silent
 from frd_agent.uplink.dictionary import Dictionary
 from tests.sim.faults import Fault, FaultKind
 from tests.sim.jobs import EPOCH, PLAN, job_of
@@ -228,3 +228,20 @@ def test_a_hostile_answer_costs_little(answer: bytes, why: str) -> None:
     assert time.process_time() - began_s < 10
     assert tracemalloc.get_traced_memory()[1] < 300 << 20
     tracemalloc.stop()
+
+
+def test_a_recorder_with_nothing_new() -> None:
+    """What is read only at rest was read since: no problem, and the last dump is still given."""
+    agent = Agent()
+    before = agent.read(3)
+
+    def nothing_new(name: str) -> None:
+        if name != NCCL:
+            raise NothingNew(name)
+
+    agent.server.meanwhile = nothing_new
+    again = agent.read(4)
+    assert (again.problems, again.is_busy) == ([], False)
+    assert [dump.taken_at_ns for dump in again.dumps.values() if dump.source != NCCL] == [
+        dump.taken_at_ns for dump in before.dumps.values() if dump.source != NCCL
+    ]

@@ -272,3 +272,46 @@ def test_a_rank_that_changes(process: Process) -> None:
     del process.environ["RANK"]
     stage.look_at_no_rank()
     assert not process.is_published()
+
+
+def test_process_groups_without_init_process_group(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only process of its launch is published once threads of a process group run; before, it
+    waits for no rank."""
+    process.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
+    stage = process.stage()
+    process.now_s += 60
+    stage.look_at_no_rank()
+    assert not process.is_published()
+    monkeypatch.setattr(tap, "has_groups", lambda: True)
+    process.now_s += 5
+    stage.look_at_no_rank()
+    assert process.published()["has_groups"] is True
+
+
+def test_threads_of_process_groups() -> None:
+    """Those of Gloo and NCCL have names in the kernel, and torchft's has one in Python."""
+    done = threading.Event()
+
+    def run(name: bytes) -> None:
+        Path("/proc/thread-self/comm").write_bytes(name)
+        done.wait()
+
+    for name, comm, found in (("a", b"mine", False), ("b", b"pt_gloo_runloop", True)):
+        thread = threading.Thread(target=run, args=(comm,), name=name)
+        thread.start()
+        try:
+            task = Path(f"/proc/self/task/{thread.native_id}/comm")
+            while task.read_bytes().strip() != comm:
+                pass
+            assert tap.has_groups() is found
+        finally:
+            done.set()
+            thread.join()
+            done.clear()
+    thread = threading.Thread(target=done.wait, name="async_quorum_0")
+    thread.start()
+    assert tap.has_groups()
+    done.set()
+    thread.join()

@@ -404,6 +404,91 @@ def test_a_rank_with_a_server_writes_no_dumps(
     assert not recorder.dumps
 
 
+class OldServer(Recorder):
+    """Torch 2.9: the worker server gives NCCL's recorder, and only Python gives Gloo's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked_nccl = 0
+
+    def _dump_nccl_trace_json(self, *, includeCollectives: bool) -> bytes:
+        self.asked_nccl += includeCollectives
+        return b'{"pg_status": {}}'
+
+    def _WorkerServer(self, path: str) -> object:
+        Path(path).touch()
+        return object()
+
+    def _get_handler_names(self) -> list[str]:
+        return ["dump_nccl_trace_json", "ping"]
+
+
+def test_a_recorder_that_the_server_lacks_is_published(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server runs, and Gloo's recorder is written at rest; NCCL's, which it gives, is not."""
+    recorder = OldServer()
+    recorder.enqueued = 5
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", recorder)
+    monkeypatch.setattr(tap, "shortage", lambda *_, **__: "")
+    rank = tap.Tap(SimpleNamespace(_world=world), {"FRD_RUN_DIR": str(tmp_path)}, TOKEN)
+    rank.serve()
+    rank.publish_identity()
+    identity = json.loads((tmp_path / f"{TOKEN}.json").read_text())
+    assert (identity["socket"], identity["dumps"]) == (f"{TOKEN}.sock", f"{TOKEN}.dumps")
+    assert (identity["kept"], identity["off"]) == ([tap.GENERIC, tap.NCCL], "")
+    rank.publish_counters()
+    rank._moved_at -= tap.RESTS_S
+    rank.publish_dumps()
+    published = json.loads((tmp_path / f"{TOKEN}.dumps").read_text())
+    assert list(published["recorders"]) == ["fr_trace_json"]
+    assert not recorder.asked_nccl
+
+
+@pytest.mark.parametrize(
+    ("environ", "off"),
+    [
+        ({}, ""),
+        ({"TORCH_FR_BUFFER_SIZE": "2000"}, ""),
+        ({"TORCH_FR_BUFFER_SIZE": "0"}, "TORCH_FR_BUFFER_SIZE=0"),
+        ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, "TORCH_NCCL_TRACE_BUFFER_SIZE=0"),
+        ({"TORCH_FR_BUFFER_SIZE": "20", "TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, ""),
+    ],
+)
+def test_the_recorders_are_switched_off(environ: dict[str, str], off: str) -> None:
+    """By the size 0, of which the present name counts first, as in torch."""
+    assert tap.switched_off(environ) == off
+
+
+def test_the_handler_for_all_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers with the recorder of the backend that the request names, and with an error where
+    torch raises one: no exception leaves it."""
+    asked: list[dict[str, object]] = []
+    said: dict[str, object] = {}
+
+    def dump(**how: object) -> bytes:
+        asked.append(how)
+        if how.get("backend") == "odd":
+            raise RuntimeError("no such recorder")
+        return b"{}"
+
+    def answer(backend: str) -> tuple[object, object]:
+        response = SimpleNamespace(
+            set_content=lambda text, _kind: said.update(text=text),
+            set_status=lambda status: said.update(status=status),
+        )
+        tap.trace(SimpleNamespace(get_param=lambda _name: backend), response)
+        return said["status"], said["text"]
+
+    module = SimpleNamespace(_dump_fr_trace_json=dump)
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", module)
+    assert answer("") == (200, "{}")
+    assert answer("nccl2") == (200, "{}")
+    assert answer("odd") == (500, "RuntimeError: no such recorder")
+    whole = {"includeCollectives": True, "onlyActive": False}
+    assert asked == [whole, whole | {"backend": "nccl2"}, whole | {"backend": "odd"}]
+
+
 def test_what_costs_more_is_published_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     """A publication that takes 4 ms of a core comes every 2 s, one that fails once a second."""
     now, spent = [100.0], [0.0]

@@ -113,11 +113,12 @@ def service_state(
 
 def full_state() -> ServiceState:
     histogram = Histogram((0.001, 0.1, 1.0), (5, 3, 0, 2), 12.5)
+    job = job_view(
+        groups=[group_view("default_pg", stall_s=12.0), group_view("tp")],
+        skew={"all_reduce": histogram},
+    )
     return service_state(
-        job_view(
-            groups=[group_view("default_pg", stall_s=12.0), group_view("tp")],
-            skew={"all_reduce": histogram},
-        ),
+        dataclasses.replace(job, unread={1: "why", 2: "it has ended"}),
         findings=[stall()],
         nodes=[agent_of("node-a"), agent_of("node-b", reporting=False)],
     )
@@ -142,6 +143,7 @@ frd_nodes{job="train",state="reporting"} 1
 frd_nodes{job="train",state="late"} 1
 frd_agents_expected{job="train"} 2
 frd_agents_reporting{job="train"} 1
+frd_unread_ranks{job="train"} 1
 frd_stall_seconds{job="train",group="default_pg"} 12
 frd_stalled_collectives{job="train",group="tp"} 0
 frd_stall_threshold_seconds{job="train",group="tp"} 25

@@ -141,3 +141,26 @@ def test_durations() -> None:
     said = {-1: "0.0 s", 0.44: "0.4 s", 9.96: "10 s", 59: "59 s", 59.7: "1 min", 3570: "1 h"}
     said |= {7500: "2 h 5 min", 86_399: "1 d", 273_600: "3 d 4 h", 200: "3 min"}
     assert {seconds: duration_text(seconds) for seconds in said} == said
+
+
+OLD = "torch 2.7.0 keeps no record of Gloo: use torch 2.10 or later"
+
+
+def test_collectives_that_cannot_be_read() -> None:
+    """One sentence for each reason, with its ranks, of those that live and that an agent watches;
+    of many reasons the most common ones."""
+    unread = dict.fromkeys((0, 1, 2, 4, 5), OLD) | {3: "x"}
+    job = replace(attempt([LIVE] * 4 + [FINISHED, LIVE]), unread=unread)
+    watched = state([job], [node("a", (0, 1, 2, 3, 4)), node("b", (5,), up=False)])
+    assert blind(watched)[-2:] == [
+        f"train: the collectives of ranks 0-2 cannot be read: {OLD}",
+        "train: the collectives of rank 3 cannot be read: x",
+    ]
+    many = replace(attempt([LIVE] * 6), unread={rank: f"reason {rank}" for rank in range(6)})
+    said = blind(state([many], [node("a", tuple(range(6)))]))
+    assert said[2:] == [
+        "train: the collectives of rank 2 cannot be read: reason 2",
+        "train: nor can those of ranks 3-5: `frd status` has the reasons",
+    ]
+    over = replace(attempt([FINISHED]), unread={0: OLD})
+    assert blind(state([over], [node("a", (0,))])) == []
