@@ -21,7 +21,7 @@ pytestmark = [
 ]
 STALL_AFTER_S: Final = 4.0
 LONGEST_S: Final = 15.0
-"""From the fault to the finding, on a busy machine."""
+"""From a stall to the finding, on a busy machine."""
 STAYS_S: Final = 3.0
 TRUTH: Final[Mapping[str, tuple[str, Mapping[int, str]]]] = {
     "absent": ("stall", {2: "cpu_stuck"}),
@@ -29,13 +29,17 @@ TRUTH: Final[Mapping[str, tuple[str, Mapping[int, str]]]] = {
     "size": ("mismatch", {2: "mismatch"}),
     "killed": ("rank_lost", {2: "exited"}),
     "receive": ("order", {0: "order", 1: "order"}),
+    "pipeline": ("stall", {0: "cpu_stuck"}),
 }
 """By fault: the kind of the finding, and the reason by suspect."""
+AT_ISSUE: Final = {**TRUTH, "receive": ("stall", {1: "cpu_stuck"})}
+"""No entry shows that a receive has not ended."""
 ON_GLOO: Final = {
-    **{fault: TRUTH[fault] for fault in ("absent", "crossed", "killed")},
+    **{fault: TRUTH[fault] for fault in ("absent", "crossed", "killed", "pipeline")},
     "receive": ("stall", {1: "cpu_stuck"}),
 }
 """Gloo ends a rank that gets another size, and does not record receives."""
+TRUTHS: Final = {"late": TRUTH, "issue": AT_ISSUE, "gloo": ON_GLOO}
 
 
 @dataclass
@@ -86,7 +90,7 @@ def check(fault: str, backend: str) -> None:
     arguments = [fault, backend, "" if backend == "gloo" else str(library())]
     with watched(scenario(fault), 4, STALL_AFTER_S, arguments) as (stage, client):
         seen = Watch(stage, client)
-        truth = (ON_GLOO if backend == "gloo" else TRUTH)[fault]
+        truth = TRUTHS[backend][fault]
         named = until(lambda: seen.named(*truth), lambda: str(seen))
         throughout(STAYS_S, seen.look)
         took_s = seen.took_s(named)
@@ -94,6 +98,8 @@ def check(fault: str, backend: str) -> None:
         assert seen.named(*truth), str(seen)
         assert not [claim for claim in seen.claims if claim[2] == "in_collective_alone"]
         assert not [one for one in seen.claims if one[3] == "high" and one[1] not in truth[1]]
+        if backend == "issue" and truth[0] in ("stall", "order"):
+            assert {each["confidence"] for each in named["suspects"]} == {"medium"}
         assert took_s < STALL_AFTER_S + LONGEST_S
 
 

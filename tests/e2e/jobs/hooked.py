@@ -123,6 +123,14 @@ def receive(job: Job) -> None:
         dist.recv(torch.empty(NUMBERS), 0)
 
 
+def pipeline(job: Job) -> None:
+    """Rank 1 waits for what rank 0, which does not come, never sends."""
+    if job.rank == 0:
+        load_shard()
+    elif job.rank == 1:
+        dist.recv(torch.empty(NUMBERS), 0)
+
+
 def healthy(job: Job) -> None:
     """It goes on for ever; every forty steps all ranks pause."""
     while True:
@@ -138,7 +146,8 @@ def stragglers(job: Job) -> None:
 
 
 FAULTS: dict[str, Callable[[Job], None]] = {
-    one.__name__: one for one in (absent, crossed, size, killed, receive, healthy, stragglers)
+    one.__name__: one
+    for one in (absent, crossed, size, killed, receive, pipeline, healthy, stragglers)
 }
 
 
