@@ -146,7 +146,9 @@ class OpenFinding:
         ref = self.finding.collective
         if ref is None:
             return self.finding
-        waited_s = max(ref.waited_s, (now - self.since) / 1e9)
+        waited_s = ref.waited_s
+        if self.since > 0:  # else no rank is seen waiting
+            waited_s = max(waited_s, (now - self.since) / 1e9)
         return builder.finished(replace(self.finding, collective=replace(ref, waited_s=waited_s)))
 
     def closed(self, now: AlignedNs, reason: str, *, as_of: AlignedNs) -> Finding:

@@ -28,7 +28,8 @@ _PASSING: Final = frozenset({Reason.IN_COLLECTIVE_ALONE, Reason.DEVICE_STUCK})
 def claim_of(
     snapshot: Snapshot, diagnosis: Diagnosis, policy: Policy, gone: Sequence[Exit] = ()
 ) -> Claim:
-    ref = replace(diagnosis.collective, waited_s=(snapshot.now - diagnosis.since) / 1e9)
+    waited_ns = snapshot.now - diagnosis.since if diagnosis.since > 0 else 0  # none is seen waiting
+    ref = replace(diagnosis.collective, waited_s=waited_ns / 1e9)
     stuck = {(snapshot.groups[g].group_id, seq, rank) for g, seq, rank in diagnosis.stalled}
     named, victims = frozenset(diagnosis.onsets), {*diagnosis.victims}
     if diagnosis.kind is Kind.MISMATCH:  # those that left because of it as well

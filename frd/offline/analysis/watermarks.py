@@ -3,10 +3,10 @@
 `frd.flight.progress` reads them from the entries. Where a dump has no entry of a series, its
 `pg_status` may help. The keys of `pg_status` are numbers of the process: the rank's own entries
 translate them, or the order of creation if all group names are numbers; never those of another
-rank. Counters that may count other ops too (Gloo counts all ops, NCCL writes P2P ops into the same
-counters) are not used. A hole, an entry that cannot be read, leaves the watermarks of a member open
-until a later entry of the group, or a counter that the hole explains, shows more. A member without
-any information is *hidden*: its absence proves nothing.
+rank. Counters that may count other ops too (Gloo and hooks count all ops, NCCL writes P2P ops into
+the same counters) are not used. A hole, an entry that cannot be read, leaves the watermarks of a
+member open until a later entry of the group, or a counter that the hole explains, shows more. A
+member without any information is *hidden*: its absence proves nothing.
 
 An end that is weak (`frd.flight.progress.States`) is one only if no known member lacks the call or
 is still in it; see `_believe_weak_ends`.
@@ -49,25 +49,20 @@ def pair_watermarks(
 ) -> PairWatermarks:
     """Over the calls: `created_ns` are their aligned times, `misfit` is how they do not match."""
     watermarks = _of_calls(rows, created_ns)
-    numbered = {  # series whose `pg_status` counts P2P ops too, on any rank
-        of
-        for one in rows.ranks.values()
-        if one.is_p2p.any()
-        for of in np.unique(one.series[one.is_p2p]).tolist()
-    }
+    leads = _leads(rows)
     for rank, one in rows.ranks.items():
         mine = rows.pairs_of[rank]
         _of_p2p(rows, mine, one, watermarks)
         if one.trace.holes:
             _doubt_holes(rows, mine, one, watermarks)
         if watermarks.hidden[mine].any():
-            _of_status(rows, rank, one, watermarks, numbered)
+            _of_status(rows, rank, one, watermarks, leads)
             unknown = mine[(watermarks.head_since[mine] == 0) & _is_waiting(watermarks, mine)]
             if len(unknown):
                 began = one.trace.newest_ns if one.trace.holes else _began(one)
                 watermarks.head_since[unknown] = began + clocks.offset_ns[rank]
     if watermarks.hidden.any():
-        _prove_by_value(rows, watermarks, numbered)
+        _prove_by_value(rows, watermarks, leads)
     _doubt_implausible(rows, watermarks)
     if watermarks.hidden.any():
         _prove_by_time(rows, watermarks, clocks)
@@ -75,6 +70,28 @@ def pair_watermarks(
     if weak.any():
         _believe_weak_ends(rows, watermarks, weak, misfit, created_ns)
     return watermarks
+
+
+def _leads(rows: Rows) -> Mapping[int, int]:
+    """By series, a counter of `pg_status` minus the seq that it means; none where other ops count.
+
+    NCCL's own recorder counts seqs. Hooks count ops from 0, and seqs from 1.
+    """
+    most, least = np.full(len(rows.series), -NEVER), np.full(len(rows.series), NEVER)
+    for one in rows.ranks.values():
+        lead = one.trace.op_id[one.current] - one.trace.seq[one.current]
+        lead[one.is_p2p] = NEVER
+        np.maximum.at(most, one.series, lead)
+        np.minimum.at(least, one.series, lead)
+    found = {}
+    for of, series in enumerate(rows.series):
+        if most[of] == NEVER or progress.counts_ops(_backend(rows, of)):
+            continue
+        if progress.counts_seqs(series.backend) or most[of] < least[of]:
+            found[of] = 0
+        elif most[of] == least[of] and most[of] in (0, -1):
+            found[of] = int(most[of])
+    return found
 
 
 def _is_waiting(watermarks: PairWatermarks, pairs: Int64s) -> Bools:
@@ -213,7 +230,7 @@ def _doubt_holes(rows: Rows, pairs: Int64s, one: RankRows, watermarks: PairWater
 
 
 def _of_status(
-    rows: Rows, rank: int, one: RankRows, watermarks: PairWatermarks, numbered: set[int]
+    rows: Rows, rank: int, one: RankRows, watermarks: PairWatermarks, leads: Mapping[int, int]
 ) -> None:
     """Series without entries in the dump, or with a hole after them."""
     status = _by_series(rows, rank, one)
@@ -226,12 +243,12 @@ def _of_status(
             watermarks.hidden[pair] = one.overran or one.has_holes or one.active_only or unread > 0
         elif counts.enqueued < 0:
             watermarks.hidden[pair] = False
-        elif of in numbered or progress.counts_ops(_backend(rows, of)):
+        elif (lead := leads.get(of)) is None:
             continue
-        elif held == UNKNOWN_SEQ or held <= counts.enqueued <= held + unread:
+        elif held == UNKNOWN_SEQ or held <= counts.enqueued - lead <= held + unread:
             shows = not one.active_only and rows.facts.marks.show_ends(_backend(rows, of))
-            over = counts.completed if shows else counts.enqueued
-            watermarks.enqueued[pair] = counts.enqueued
+            over = (counts.completed if shows else counts.enqueued) - lead
+            watermarks.enqueued[pair] = counts.enqueued - lead
             watermarks.completed[pair] = max(over, int(watermarks.completed[pair]))
             watermarks.hidden[pair] = watermarks.lost[pair] = False
 
@@ -310,21 +327,22 @@ def _prove_by_time(rows: Rows, watermarks: PairWatermarks, clocks: Clocks) -> No
             watermarks.hidden[pair] = False
 
 
-def _prove_by_value(rows: Rows, watermarks: PairWatermarks, numbered: set[int]) -> None:
+def _prove_by_value(rows: Rows, watermarks: PairWatermarks, leads: Mapping[int, int]) -> None:
     """Counters whose groups are unknown: if none has the seq in which the peers wait, the rank did
     not join it. One would have it if the rank had joined and left that call."""
     for pair in np.flatnonzero(watermarks.hidden).tolist():
         rank, of = int(rows.pair_rank[pair]), int(rows.pair_series[pair])
         one, series = rows.ranks[rank], rows.series[of]
         waiting = _is_waiting(watermarks, np.arange(series.pairs.start, series.pairs.stop))
-        if of in numbered or progress.counts_ops(series.backend) or not waiting.any():
+        if (lead := leads.get(of)) is None or not waiting.any():
             continue
         if watermarks.first_seq[pair] < NEVER:  # hidden by a hole
             continue
         head = int(watermarks.completed[series.pairs][waiting].min()) + 1
         most = int(watermarks.enqueued[series.pairs].max())
         translated = set(np.unique(one.trace.pg_id[one.current]).tolist())
-        values = [s.enqueued for key, s in one.trace.status.items() if key not in translated]
+        status = one.trace.status.items()
+        values = [counts.enqueued - lead for key, counts in status if key not in translated]
         if values and not any(head <= value <= most for value in values):
             watermarks.enqueued[pair] = watermarks.completed[pair] = head - 1
             watermarks.hidden[pair] = False

@@ -119,6 +119,31 @@ def test_a_counter_beyond_all_peers_counts_something_else() -> None:
     assert (finding.unknown, finding.suspects) == ((2,), ())
 
 
+@pytest.mark.parametrize(
+    ("op_id", "counter", "named", "unknown"),
+    [
+        pytest.param(6, 5, {2: Reason.CPU_STUCK}, (), id="it has not joined"),
+        pytest.param(
+            *(6, 6, {0: Reason.IN_COLLECTIVE_ALONE, 1: Reason.IN_COLLECTIVE_ALONE}, ()),
+            id="it has joined and left",
+        ),
+        pytest.param(9, 6, {}, (2,), id="its peers have sent, so its counter may have sends"),
+    ],
+)
+def test_the_counters_of_a_hook_are_op_ids_from_0(
+    op_id: int, counter: int, named: dict[int, Reason], unknown: tuple[int, ...]
+) -> None:
+    """Ranks 0 and 1 wait in seq 7 of a backend that a hook records; 2 has only a counter."""
+    folder = Folder().group("0", range(3))
+    for rank in (0, 1):
+        row = Row("mine:all_reduce", 7, state="scheduled", op_id=op_id)
+        folder.rank(rank, row, first_record=90)
+    folder.rank(2, status={0: Status(counter, -1, counter)})
+    found = analyze(folder.trace())
+    (finding,) = found.findings
+    assert (suspects(found), finding.unknown) == (named, unknown)
+
+
 def test_a_p2p_entry_tells_how_far_its_rank_came() -> None:
     """Rank 1 has a send in flight under seq 4 of the group in which 0 waits in seq 5."""
     folder = Folder().group("0", range(2)).group("1", range(2))

@@ -1,4 +1,5 @@
-"""What the recorders of NCCL and of nccl2 wrote on a GPU, while jobs hung: `tests/golden`."""
+"""What the recorders of NCCL and of nccl2 wrote on a GPU, and that of a hook on CPUs, while jobs
+hung: `tests/golden`."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import pytest
 
 import frd
 from frd.flight.decode import parse
-from frd.model import AttemptKey
+from frd.model import AttemptKey, Confidence
 from frd.offline.analysis.analyze import Analysis
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.transitions import RecorderTracker
@@ -41,6 +42,13 @@ TRUTH = {
         "mismatch": {1: "mismatch"},
         "order": ORDER,
         "kernel": {},
+    },
+    "hooks": {
+        "absent": {2: "cpu_stuck"},
+        "crossed": ORDER,
+        "size": {2: "mismatch"},
+        "killed": {},
+        "receive": ORDER,
     },
 }
 """By recorder and job: the reason by suspect. Of two ranks that differ in size, either may be
@@ -73,6 +81,39 @@ def test_the_end_of_a_coalesced_collective_bounds_no_clock(tmp_path: Path) -> No
     found = verdict(tmp_path, "nccl", "abort_clock", "aborted")
     assert len(found.findings) == 1
     assert suspects(found) == {2: "cpu_stuck"}
+
+
+@pytest.mark.parametrize(
+    ("job", "ending"),
+    [
+        *((job, ending) for job in TRUTH["hooks"] for ending in ("file", "active.json")),
+        *(("absent", "aborted"), ("size", "aborted")),
+    ],
+)
+@pytest.mark.parametrize("form", ["late", "issue"])
+def test_the_verdict_on_what_a_hook_recorded(
+    form: str, job: str, ending: str, tmp_path: Path
+) -> None:
+    """As in the live job, from the whole ring and from active entries. A rank without a file is
+    named as unknown. Where ops are retired when they are issued, it is not known which rank waits:
+    the confidence is medium, and the text has the reason."""
+    found = verdict(tmp_path, "hooks", f"{job}_{form}", ending)
+    (finding,) = found.findings
+    if job == "killed" or (job, ending) == ("absent", "aborted"):
+        assert not finding.suspects
+        assert finding.unknown == (2,)
+        return
+    named = {1: "cpu_stuck"} if (job, form) == ("receive", "issue") else TRUTH["hooks"][job]
+    assert suspects(found) == named
+    if form == "issue" and job != "size":
+        assert {one.confidence for one in finding.suspects} == {Confidence.MEDIUM}
+        assert all(
+            "no entry of issue shows whether its op has ended" in one.evidence
+            for one in finding.suspects
+        )
+    if job == "size":
+        assert finding.collective is not None
+        assert finding.collective.waited_s < 60
 
 
 def verdict(scratch: Path, recorder: str, job: str, ending: str) -> Analysis:

@@ -102,7 +102,10 @@ def test_a_mismatch_that_completes_gives_wrong_numbers() -> None:
         job.join("dp", [rank], 1, passed).complete("dp", [rank], 1, passed)
     sentence = "rank 2 passed int32 where ranks 0-1 passed float32 to all_reduce #1 on dp"
     job.run(2)
-    assert job.only().disagreement == sentence  # it may have been an error that ended it
+    finding = job.only()
+    assert finding.disagreement == sentence  # it may have been an error that ended it
+    assert finding.collective is not None
+    assert finding.collective.waited_s == 0.0
     job.all_reduce("dp", 2)
     job.run(2)
     finding = job.only()
