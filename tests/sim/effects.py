@@ -242,8 +242,8 @@ class Effects:
     # -- hidden waits --------------------------------------------------------------------------
 
     def look_for_hidden(self) -> None:
-        """A rank that waits in a send or receive of Gloo looks like a rank that does not join,
-        because no recorder shows these ops. From recorders alone, naming it is no mistake."""
+        """A rank that waits in a send or receive that no recorder shows looks like a rank that does
+        not join. From recorders alone, naming it is no mistake."""
         hangs = [
             injected
             for injected in self._job.injected

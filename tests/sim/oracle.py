@@ -167,7 +167,7 @@ class Oracle:
         if run is None or finding.kind not in _ABOUT_RANKS:
             return
         guilty = self._guilty(run)
-        # While a job ends, ranks wait in sends and receives that Gloo's recorder does not show.
+        # While a job ends, ranks wait in sends and receives that no recorder shows.
         is_hidden = run.job.plan.hides_p2p and self._world.ended is not None
         for suspect in finding.suspects:
             if is_hidden and suspect.reason is Reason.CPU_STUCK:
@@ -319,7 +319,8 @@ class Oracle:
         named = {suspect.rank for finding in found for suspect in finding.suspects}
         run = self._world.runs[end.attempt]
         left = (rank for rank in run.job.ranks if rank.alive)
-        hidden = run.job.plan.hides_p2p and not collectives_waited_in(left)
+        plan = run.job.plan
+        hidden = plan.hooks == "issue" or (plan.hides_p2p and not collectives_waited_in(left))
         if end.kind is EndKind.RETURNS and (found or hidden):
             return  # its peers may not have joined what it left out, or no recorder shows it
         if end.culprit is not None and end.culprit not in named:

@@ -122,8 +122,8 @@ class Scenario:
         return random.Random(f"{self.seed}/{of}")
 
 
-def draw(seed: int, world: int | None = None) -> Scenario:
-    """The world of a seed; `world` overrides the number of ranks."""
+def draw(seed: int, world: int | None = None, hooks: str = "") -> Scenario:
+    """The world of a seed; `world` overrides the number of ranks, `hooks` what records the job."""
     dice = random.Random(f"{seed}/scenario")
     plan = draw_plan(random.Random(f"{seed}/plan"), world=world)
     if world is None and _SMALL < plan.world <= _USUAL:
@@ -151,4 +151,4 @@ def draw(seed: int, world: int | None = None) -> Scenario:
     numbered = tuple(
         Event(number, e.at, e.trouble, e.share, e.length) for number, e in enumerate(events)
     )
-    return Scenario(seed, plan, limits, numbered)
+    return Scenario(seed, plan.hooked(hooks) if hooks else plan, limits, numbered)

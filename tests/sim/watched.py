@@ -38,6 +38,7 @@ from frd_agent.recorder.rank_progress import live_progress, raw_counters
 from frd_agent.recorder.recorders import Heartbeat, Recorders
 from frd_agent.recorder.rows import Row, columns
 from frd_agent.recorder.worker_server import First, Refused, Silent
+from tests.sim.hooks import WHOLE
 from tests.sim.ranks import SimRank
 from tests.world.clocks import S
 
@@ -92,7 +93,9 @@ class _Socket:
         **params: str,
     ) -> bytes:
         self._check()
-        return self._rank.dump(name)
+        if name == WHOLE and self._rank.gil_held:
+            raise Silent("its interpreter does not answer")
+        return self._rank.dump(name, **params)
 
     def _check(self) -> None:
         if not self._rank.alive:
