@@ -57,8 +57,9 @@ class Job:
         self._phase = [dice.randrange(_WATCHDOG_NS) for _ in range(plan.nodes)]
         self._unseen: dict[SimRank, list[Record]] = {}
         """What has completed since nccl2's watchdog of a rank looked."""
-        self._looks: list[int] = [dice.randrange(S) for _ in range(plan.world if plan.hooks else 0)]
-        """When in a second it looks, by rank."""
+        looks = random.Random(f"looks/{begin_ns}/{plan.step_ns}")
+        self._looks = [looks.randrange(S) for _ in range(plan.world)]
+        """When in a second it looks, by rank. With and without hooks a job does the same."""
         self._births: list[tuple[int, Group, Injected]] = []
         """Groups to be made, and at which step."""
         self._effects = Effects(self)

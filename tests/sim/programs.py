@@ -60,7 +60,7 @@ class JobPlan:
     checkpoint_ns: int
     hooks: str = ""
     """How hooks of torch 2.15 record the job (``nccl2``), see `tests.sim.hooks`; empty: its backend
-    has a recorder of its own."""
+    records itself."""
     durations: bool = False
     """Hooks get the duration of each op (``late`` only)."""
 
