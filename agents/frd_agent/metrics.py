@@ -23,6 +23,7 @@ from frd_agent.counters import POLL_BOUNDS, Counters
 from frd_agent.memory import MemoryView, memory_metrics
 from frd_agent.uplink.uplinks import Uplinks
 
+_DROPPED = ("overrun", "refused", "interpreter")
 _Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
 
 
@@ -59,7 +60,7 @@ class AgentCollector(Collector):
             "frd_agent_dropped_rows",
             "Transitions and memory samples that will never reach the service, by reason.",
             {"outbox_full": uplinks.dropped_rows, "memory": uplinks.dropped_samples}
-            | {reason: stats.dropped_rows[reason] for reason in ("overrun", "refused")},
+            | {reason: stats.dropped_rows[reason] for reason in _DROPPED},
             "reason",
         )
         yield _gauge(

@@ -149,7 +149,8 @@ HEADER_SIZE = PREFIX.size + BODY.size + CHECKSUM.size
 CAPACITY = 1024
 SHM_SIZE = HEADER_SIZE + CAPACITY * ROW.size
 OVERFLOWED = 1
-GENERIC, NCCL = 0, 1
+GENERIC, NCCL, HOOKED = 0, 1, 2
+"""Recorders. From `HOOKED` on those of hooks, in the order of `recorders` in the identity."""
 
 Row = tuple[int, int, int, int, int]
 Limit = tuple[str, int, int, int, int]
@@ -200,6 +201,11 @@ _TORCHRUN_PORT = "29500"
 IGNORE_CAPTURES = "frd_ignore_captures"
 """Name of the tap's handler, which lets the thread of the worker server that runs it query events
 while another thread captures a CUDA graph."""
+TRACE = "frd_trace"
+"""Name of the tap's handler that answers with all that a recorder has; see the module. `backend`:
+the one whose hook records, else the generic recorder."""
+_RECORD_THEMSELVES = frozenset({"gloo", "nccl", "xccl"})
+"""Backends that no hook records, as they call themselves."""
 _CAPTURES_OF_THIS_THREAD = 1
 """CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: only captures of the same thread restrict it."""
 
@@ -1073,6 +1079,9 @@ class Membership:
         self.rank = 0
         self.world_size = 0
         self.backends: list[str] = []
+        self.hooked: list[str] = []
+        """Backends whose ops are recorded by a hook (torch 2.15), in the order of their first
+        group."""
         self.changed()
 
     def changed(self) -> bool:
@@ -1088,6 +1097,8 @@ class Membership:
             self._default = default
             self.rank, self.world_size = world.default_pg.rank(), world.default_pg.size()
         groups = list(world.pg_group_ranks.items())
+        for group in list(getattr(world, "pg_flight_recorder_hooks", ())):
+            self.hooked += [name for name in _hooked(group) if name not in self.hooked]
         self._texts = self._written(world, groups)
         self._mappings = tuple(ranks for _, ranks in groups)
         return True
@@ -1141,6 +1152,15 @@ def _backends(group: Any, config: str) -> list[str]:
         backend for device, _, backend in pairs if not devices or not device or device in devices
     }
     return sorted(used)
+
+
+def _hooked(group: Any) -> Iterator[str]:
+    """The recorders of its backends, without those that record themselves."""
+    for device in group._device_types:
+        with contextlib.suppress(Exception):
+            name = str(group._get_backend(device).name()).replace(":", "_")
+            if name and name not in _RECORD_THEMSELVES:
+                yield name
 
 
 def phases_of(module: Any) -> list[Scope]:
@@ -1285,21 +1305,31 @@ class Counters:
     without a worker server, all that they have."""
 
     def __init__(self, ext: Any) -> None:
-        found = [
-            (GENERIC, "fr_trace_json", getattr(ext, "_dump_fr_trace_json", None)),
-            (NCCL, "dump_nccl_trace_json", getattr(ext, "_dump_nccl_trace_json", None)),
+        self._generic = getattr(ext, "_dump_fr_trace_json", None)
+        found: list[tuple[int, str, Any, dict[str, Any]]] = [
+            (GENERIC, "fr_trace_json", self._generic, {}),
+            (NCCL, "dump_nccl_trace_json", getattr(ext, "_dump_nccl_trace_json", None), {}),
         ]
-        self._dumps: list[tuple[int, str, Any]] = [one for one in found if one[2] is not None]
+        self._dumps = [one for one in found if one[2] is not None]
+
+    def follow(self, hooked: Iterable[str]) -> None:
+        """Backends whose ops are recorded by a hook, those before first."""
+        read = [one for one in self._dumps if one[0] < HOOKED]
+        for number, name in enumerate(hooked, HOOKED):
+            read.append((number, f"{TRACE}?{name}", self._generic, {"backend": name}))
+        self._dumps = read
 
     def dump(self) -> dict[str, str]:
-        """By the name of the handler of the worker server that answers the same."""
+        """By the request to the worker server that is answered with the same."""
         exempt_from_captures()
-        return {name: _text(dump(includeCollectives=True)) for _, name, dump in self._dumps}
+        each = [(name, dump(includeCollectives=True, **of)) for _, name, dump, of in self._dumps]
+        return {name: _text(answer) for name, answer in each}
 
     def read(self) -> list[Row]:
         rows = []
-        for recorder, _, dump in self._dumps:
-            status = _decode(_text(dump(includeCollectives=False))).get("pg_status") or {}
+        for recorder, _, dump, of in self._dumps:
+            answer = _text(dump(includeCollectives=False, **of))
+            status = _decode(answer).get("pg_status") or {}
             rows += [
                 (
                     recorder,
@@ -1532,6 +1562,7 @@ class Tap:
         self._publish_again_at = 0.0
         self._ext = sys.modules.get("torch._C._distributed_c10d")
         self._counters = Counters(self._ext)
+        self._counters.follow(self._membership.hooked)
         self._allocator = Allocator()
         self._host = HostMemory()
         self._attempt = attempt_of(environ)
@@ -1580,6 +1611,7 @@ class Tap:
     def follow_groups(self) -> None:
         now = time.monotonic()
         if self._membership.changed():
+            self._counters.follow(self._membership.hooked)
             self._publish_again_at = now
         if now >= self._publish_again_at:
             self.publish_identity()
@@ -1592,6 +1624,7 @@ class Tap:
             rank=known.rank,
             world_size=known.world_size,
             backends=known.backends,
+            recorders=known.hooked,
         )
         text = json.dumps(self._identity)
         self._files.write_identity(f'{text[:-1]}, "groups": {known.text()}}}')
@@ -1697,16 +1730,30 @@ class Tap:
 def _register_handler(ext: Any) -> None:
     """A forked child has the handler of its parent, and an old torch takes none: the rank does
     without it."""
-    with contextlib.suppress(Exception):
-        # torch frees it after the interpreter's end, so it must not die then.
-        _functions().Py_IncRef(ctypes.py_object(ignore_captures))
-        ext._register_handler(IGNORE_CAPTURES, ignore_captures)
+    for name, handler in ((IGNORE_CAPTURES, ignore_captures), (TRACE, answer_trace)):
+        with contextlib.suppress(Exception):
+            # torch frees it after the interpreter's end, so it must not die then.
+            _functions().Py_IncRef(ctypes.py_object(handler))
+            ext._register_handler(name, handler)
 
 
 def ignore_captures(_: Any, response: Any) -> None:
     """Runs on a thread of the worker server. See the module."""
     response.set_content(exempt_from_captures().encode("ascii"), "text/plain")
     response.set_status(200)
+
+
+def answer_trace(request: Any, response: Any) -> None:
+    """Runs on a thread of the worker server. See the module."""
+    try:
+        ext = sys.modules["torch._C._distributed_c10d"]
+        backend = request.get_param("backend")
+        answer = ext._dump_fr_trace_json(**({"backend": backend} if backend else {}))
+        response.set_content(_text(answer), "application/json")
+        response.set_status(200)
+    except Exception as error:
+        response.set_content(_printable(f"{type(error).__name__}: {error}"), "text/plain")
+        response.set_status(500)
 
 
 def exempt_from_captures() -> str:

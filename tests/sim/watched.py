@@ -114,10 +114,7 @@ class Watched:
         self._attempt = dictionary.attempt(process.key, process.info.world_size)
         self.number = dictionary.rank(self._attempt, process.info)
         self._naming = Naming(dictionary, self._attempt)
-        self._recorders = Recorders(
-            _Socket(process.rank), process.info.torch_version,
-            agent.time,
-        )  # fmt: skip
+        self._recorders = Recorders(_Socket(process.rank), agent.time)
         self._recorders.begin_attempt(self._naming)
         self._watch = PollSchedule(PollPolicy())
         self._groups: tuple[TapGroup, ...] = ()

@@ -41,6 +41,13 @@ class PollPolicy:
     """Between dumps of a moving rank, which is known as of the last one: below what the service
     takes for late. A ring so large that this would cost `max_cost_share` is read less often."""
     max_cost_share: float = 0.01
+    gil_cost_s: float = 19e-6
+    """What one entry of a dump that needs the interpreter costs the rank, which does nothing else
+    meanwhile."""
+    moving_share: float = 0.002
+    """`cost_share` of such dumps of a rank that makes progress."""
+    longest_hold_s: float = 0.1
+    """A rank that makes progress is never stopped for longer."""
     rest_every_s: float = 3.0
     """Between dumps of a rank that rests now and again with nothing in flight."""
 
@@ -74,6 +81,11 @@ class PollSchedule:
         self._entries = 0
         self._ring = policy.ring_entries
         self._retry = False
+        self.needs_gil = False
+        """All entries of a recorder of the rank can be read by its interpreter only."""
+        self._held_at: float | None = None
+        self._held_raw: TapCounters = {}
+        """Counters that a dump by the interpreter is known to cover."""
 
     # -- input ---------------------------------------------------------------------------------
 
@@ -108,8 +120,11 @@ class PollSchedule:
         self._asked_raw = self._raw
         self._retry = False
 
-    def dumped(self, raw: TapCounters, entries: int) -> None:
-        """A dump came, with these counters and with `entries` in the largest recorder."""
+    def dumped(self, raw: TapCounters, entries: int, *, held: bool = False) -> None:
+        """A dump came, with these counters and with `entries` in the largest recorder. `held`: it
+        includes what the interpreter was needed for."""
+        if held:
+            self._held_at, self._held_raw = self._asked_at, self._asked_raw
         self._dumped_raw = raw
         self._known_raw = self._asked_raw
         self._entries = entries
@@ -123,7 +138,18 @@ class PollSchedule:
         """For how long the counters have not moved."""
         return now - self._moved_at
 
+    def rests(self, now: float) -> bool:
+        return self.rested_s(now) >= self._policy.still_s
+
     # -- decisions -----------------------------------------------------------------------------
+
+    def may_hold(self, now: float) -> bool:
+        """Whether the interpreter may be held for a dump of all entries."""
+        policy, rests = self._policy, self.rests(now)
+        cost_s = self._entries * policy.gil_cost_s
+        share = policy.cost_share if rests else policy.moving_share
+        since_s = float("inf") if self._held_at is None else now - self._held_at
+        return since_s >= cost_s / share and (rests or cost_s <= policy.longest_hold_s)
 
     @property
     def age_s(self) -> float:
@@ -145,12 +171,13 @@ class PollSchedule:
             return Why.RETRY
         if self.is_stale:
             return Why.STALE if since >= policy.stale_every_s else None
+        if self.needs_gil and self._raw != self._held_raw and self.may_hold(now):
+            return Why.STILL if self.rests(now) else Why.FILL
         if self._raw in (self._dumped_raw, self._known_raw):
             return Why.REFRESH if not self._exact and since >= self._refresh_s else None
         if self._fresh >= policy.fill * self._ring:
             return Why.FILL
-        rests = now - self._moved_at >= policy.still_s
-        if rests and (self._in_flight or since >= policy.rest_every_s):
+        if self.rests(now) and (self._in_flight or since >= policy.rest_every_s):
             return Why.STILL
         return Why.REFRESH if since >= self._refresh_s else None
 

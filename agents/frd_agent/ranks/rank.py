@@ -56,6 +56,9 @@ MAX_RANKS: Final = 512
 _DUMP_TIMEOUT_S: Final = 3.0
 _STOPPED_AGE_S: Final = 1.5
 """A stopped process whose counters are younger than this may be running again already."""
+ALIGNED_S: Final = 1.0
+"""What holds the interpreter of a rank that makes progress begins at multiples of this on the wall
+clock: then all ranks of a job pause together, and it waits once."""
 _MOVING_S: Final = 10.0
 """A rank that has made progress within this time is training."""
 
@@ -105,7 +108,7 @@ class Rank:
         self._has_socket = handlers is not None
         dumps = file.path.with_suffix(DumpsFile.SUFFIX)
         self._dumps = PublishedDumps(dumps, shared.time.one_to_raw) if identity.dumps else None
-        self.recorders = Recorders(handlers or self._dumps, identity.torch_version, shared.time)
+        self.recorders = Recorders(handlers or self._dumps, shared.time)
         self._schedule = PollSchedule(shared.policy)
         self._task: asyncio.Task[None] | None = None
         self._progress_inputs = (0, 0, 0)
@@ -139,6 +142,7 @@ class Rank:
         self.naming = Naming(shared.dictionary, self._attempt)
         self._state, self._since_ns = RankState.LIVE, shared.time.until(identity.started_at_ns)
         self._lost = 0
+        self.recorders.hooked = identity.recorders
         self.recorders.begin_attempt(self.naming)
         self._learn_groups()
 
@@ -160,6 +164,7 @@ class Rank:
         self.file, self.identity = file, identity
         self._learn_exit()
         if (was.attempt, was.rank) == (identity.attempt, identity.rank):
+            self.recorders.hooked = identity.recorders
             self._learn_groups()
             return
         self._report(RankState.FINISHED, now_ns, f"went on as {self}")
@@ -222,6 +227,7 @@ class Rank:
         return True
 
     def _update_schedule(self, now_s: float) -> None:
+        self._schedule.needs_gil = self.recorders.needs_gil
         status, age_s, every_s = self.counters.status, self.counters.age_s, self.counters.every_s
         self._schedule.see(status, age_s, exact=self._update_progress(), now=now_s, every_s=every_s)
 
@@ -322,9 +328,15 @@ class Rank:
     # -- the recorders -------------------------------------------------------------------------
 
     async def _poll_recorders(self) -> None:
+        may_hold = self._schedule.may_hold(time.monotonic())
+        is_moving = self.recorders.needs_gil and not self._schedule.rests(time.monotonic())
         try:
-            async with self._shared.dumping:
+            if may_hold and is_moving:  # all ranks of the job together
+                await asyncio.sleep(-time.time() % ALIGNED_S)
                 await self.ask(_DUMP_TIMEOUT_S)
+            else:
+                async with self._shared.dumping:
+                    await self.ask(_DUMP_TIMEOUT_S, may_hold=may_hold)
         except ServiceUnavailable:
             pass  # gone or silent: the next poll reports it
         except HandlerFailed as error:
@@ -338,8 +350,9 @@ class Rank:
         self._update_schedule(time.monotonic())
         self.reports.wake()
 
-    async def ask(self, timeout_s: float) -> list[KeptDump]:
-        """Read all recorders of the rank now; returns the dumps as received.
+    async def ask(self, timeout_s: float, *, may_hold: bool = True) -> list[KeptDump]:
+        """Read all recorders of the rank now; returns the dumps as received. `may_hold`: see
+        `Recorders.read`.
 
         Raises:
             ServiceUnavailable: the rank is gone (`Refused`), silent (`Silent`) or, for a moment,
@@ -353,6 +366,7 @@ class Rank:
                 timeout_s,
                 Heartbeat(self.counters.published_at_ns, self._schedule.is_stale),
                 lambda rows: self.reports.outbox.record(columns(self.number, 0, rows)),
+                may_hold=may_hold,
             )
         except Silent:
             self._silent = True
@@ -368,7 +382,9 @@ class Rank:
             )
         self._lost += reading.lost
         self._shared.stats.dropped_rows["overrun"] += reading.lost
-        self._schedule.dumped(raw_counters(self.recorders.trackers), reading.entries)
+        self._shared.stats.dropped_rows["interpreter"] += reading.skipped
+        raw = raw_counters(self.recorders.trackers)
+        self._schedule.dumped(raw, reading.entries, held=reading.held)
         if reading.unread:
             self._schedule.retry()
         self.reports.current.set_channels(self.recorders.channels(self.number))
@@ -376,7 +392,7 @@ class Rank:
             self._complain(problem)
         if reading.is_busy:
             raise Busy(f"{self}: its interpreter is busy: ask again")
-        return reading.dumps
+        return list(reading.dumps.values())
 
     def _complain(self, message: str) -> None:
         """Once per rank; for a rank that cannot be read, `as_of` does not advance."""

@@ -80,6 +80,9 @@ class TapIdentity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     local_rank: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] = -1
     torch_version: _Text = ""
     backends: _Texts = ()
+    recorders: _Texts = ()
+    """Backends whose ops are recorded by a hook (torch 2.15), in the order of their recorders'
+    numbers from `tap.HOOKED` on."""
     devices: _Texts = ()
     socket: str | None = None
     """Name of the worker server's socket; None without one (`socket_error`) and after the end."""

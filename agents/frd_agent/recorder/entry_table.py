@@ -21,6 +21,7 @@ from frd.flight.names import Name
 from frd.flight.progress import NO_CALL, Calls, NameFacts
 from frd.flight.trace import COMPLETED, RankTrace
 from frd.model import MAX_SEQ, UNKNOWN_SEQ, Flags, Int32s, Int64s
+from frd_agent import tap
 from frd_agent.recorder.group_progress import GroupProgress, OpenEntry
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.rows import Row
@@ -42,23 +43,27 @@ class EntryTable:
         completing: set[str],
         at_ns: int,
         *,
-        is_nccl: bool,
+        number: int | None,
     ) -> None:
         """`to_raw` converts stamps of the recorder, which was read at `at_ns`. Backends of which an
         op has completed are added to `completing`: their ops end with that, and those of others
-        when they are retired. NCCL's own recorder marks completion before it has shown any."""
+        when they are retired. NCCL's own recorder marks completion before it has shown any. That of
+        a hook marks both times when a thread of torch looks, up to seconds later: they are none."""
         self.known = known
         self.entries = [*(item.entry for item in known), *fresh]
         into = Dictionaries()
         columns = columns_of(Dump("", entries=tuple(self.entries)), into).rows()
+        self._is_hooked = number is not None and number >= tap.HOOKED
         for name in ("created_ns", "started_ns", "completed_ns"):
             columns[name] = to_raw(columns[name])
+            if self._is_hooked and name != "created_ns":
+                columns[name] = np.zeros_like(columns[name])
         self.trace = RankTrace(
             rank=0, source="", version="", info=None, clock_offset_ns=None, **columns
         )
         self._at_ns = at_ns
         self.signatures, self.names = into.signatures.items, into.names.items
-        marked = self.trace.name[is_nccl | (self.trace.state == COMPLETED)]
+        marked = self.trace.name[(number == tap.NCCL) | (self.trace.state == COMPLETED)]
         completing.update(self.names[name].backend for name in np.unique(marked).tolist())
         others = {name.backend for name in self.names} - completing
         self.facts = NameFacts.of(self.names, Marks(frozenset(completing), frozenset(others)))
@@ -253,6 +258,7 @@ class EntryTable:
         pair, op_id = calls.pair, self.trace.op_id[calls.first_row]
         backends = [progress.backend for progress in self.progresses]
         counter = columnar.counter_of(backends, pair, calls.seq, op_id)
+        counter = op_id if self._is_hooked else counter
         ahead, seqs = (counter - calls.seq).tolist(), calls.seq
         since_ns = np.where(calls.created_ns > 0, calls.created_ns, self._at_ns)
         since_ns = self._with_known("since_ns", since_ns, calls)

@@ -11,6 +11,7 @@ overwritten. Pure.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -85,15 +86,28 @@ class GroupProgress:
         None if the counters do not say how many collectives came after the last dump, because they
         count sends as well.
         """
-        unread = raw.enqueued - self.counter
-        if unread == 0:
+        if raw.enqueued == self.counter:
             return self.watermarks
-        if unread < 0 or self.has_p2p or self.ahead in (None, _VARIES):
+        if (joined := self.joined_by(raw.enqueued)) is None:
             return None
-        joined = self.joined + unread
         completed = max(joined - max(raw.enqueued - raw.completed, 0), self.watermarks.completed)
         head_ns = 0 if completed == joined else self.head_created_ns or at_ns
         return GroupWatermarks(joined, self._started(completed), completed, head_ns)
+
+    def joined_by(self, enqueued: int, shown: Iterable[tuple[int, int]] = ()) -> int | None:
+        """Seq of the last collective, if `enqueued` is the counters' number of the last op; None if
+        that is not known, because they count sends as well.
+
+        `shown` are ops of the group that were read since, of a recorder that numbers them as its
+        counters do: number and seq, of a send the seq of the collective before it.
+        """
+        counter, joined = max([(self.counter, self.joined), *shown])
+        unread = enqueued - counter
+        if unread == 0:
+            return max(joined, self.joined)
+        if unread < 0 or self.has_p2p or self.ahead in (None, _VARIES):
+            return None
+        return joined + unread
 
     def _started(self, completed: int) -> int:
         """A recorder without timing reports no starts at all."""

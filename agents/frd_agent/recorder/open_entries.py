@@ -19,10 +19,10 @@ _SHOWN = int(Flags.JOINED | Flags.STARTED | Flags.FAILED)
 class OpenEntries:
     """The entries of one recorder that are not over, as the last dump showed them."""
 
-    def __init__(self, to_raw: Callable[[Int64s], Int64s], *, is_nccl: bool) -> None:
-        """`is_nccl`: the recorder is NCCL's own one."""
+    def __init__(self, to_raw: Callable[[Int64s], Int64s], number: int | None) -> None:
+        """`number`: as `RecorderTracker.number`."""
         self._to_raw = to_raw
-        self._is_nccl = is_nccl
+        self._number = number
         self.items: list[OpenEntry] = []
         """Oldest first."""
         self._completing: set[str] = set()
@@ -60,6 +60,14 @@ class OpenEntries:
         return raw.enqueued > progress.counter or any(
             call.in_ring and call.counter <= raw.completed for call in calls
         )
+
+    def forget_ended_sends(self, in_flight: Collection[int]) -> None:
+        """`in_flight`: record ids of all that is not over."""
+        self.items = [
+            item
+            for item in self.items
+            if item.is_call or item.orphaned or item.entry.record_id in in_flight
+        ]
 
     def orphan(self) -> None:
         """The recorder was reset: no dump will show the end of what is open now."""
@@ -116,7 +124,7 @@ class OpenEntries:
             self._to_raw,
             self._completing,
             self._at_ns,
-            is_nccl=self._is_nccl,
+            number=self._number,
         )
         done = np.flatnonzero(table.state.done)
         if len(done):

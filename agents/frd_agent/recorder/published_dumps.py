@@ -22,7 +22,7 @@ from frd_agent.recorder.worker_server import MAX_BYTES, First, HandlerFailed
 _MAX_READS: Final = 8
 """Of one file: it is read again for the membership of a new group, or where the first dump leaves
 open whether entries are missing."""
-_Name = Annotated[str, msgspec.Meta(max_length=64)]
+_Name = Annotated[str, msgspec.Meta(max_length=512)]
 
 
 class TapDumps(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class TapDumps(msgspec.Struct, frozen=True, kw_only=True):
     at_ns: Annotated[NodeNs, msgspec.Meta(ge=1, le=2**62)]
     """Before they were taken."""
     recorders: Annotated[dict[_Name, msgspec.Raw], msgspec.Meta(max_length=8)]
-    """By the name of the worker server's handler that would answer the same."""
+    """By the handler of the worker server that would answer the same, with its parameter."""
 
 
 class DumpsFile(TokenFile[TapDumps]):
@@ -87,6 +87,7 @@ class PublishedDumps:
         """
         if first is not None:
             first.answered = True  # the tap's own thread has prepared itself
+        name = "?".join((name, *params.values()))
         if (dump := self._content().recorders.get(name)) is None:
             raise HandlerFailed(f"{self._path}: no dump of {name}")
         return bytes(dump)

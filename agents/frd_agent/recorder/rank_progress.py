@@ -14,6 +14,7 @@ from frd.flight.entry import Status
 from frd.model import NodeRawNs
 from frd_agent.ranks.tap_counters import TapCounters
 from frd_agent.recorder.group_progress import GroupWatermarks
+from frd_agent.recorder.peek import Progress
 from frd_agent.recorder.transitions import RecorderTracker
 
 
@@ -32,18 +33,21 @@ def live_progress(
 ) -> RankProgress:
     """`raw`: the tap's counters, None if it publishes none that can be read."""
     watermarks: list[tuple[int, GroupWatermarks]] = []
-    seems_idle = not any(tracker.open.is_waiting for tracker in trackers)
+    views = [(tracker, tracker.latest) for tracker in trackers]
+    seems_idle = not any(view.is_waiting for _, view in views)
     as_of: int | None = None
     exact = raw is not None and bool(trackers)
-    for tracker in trackers:
-        watermarks += [(progress.group, progress.watermarks) for progress in tracker.groups]
-        until: int = tracker.taken_at_ns
+    for tracker, view in views:
+        watermarks += view.watermarks
+        until: int = view.taken_at_ns
         if seems_idle and tracker.is_blind:
             exact, until = False, tracker.seen_until_ns
-        elif raw is None or tracker.number is None or not tracker.taken_at_ns:
+        elif view.taken_at_ns > tracker.taken_at_ns and not view.is_whole:
+            exact, until = False, tracker.whole_until_ns
+        elif raw is None or tracker.number is None or not view.taken_at_ns:
             exact = False
-        elif published_at_ns > tracker.taken_at_ns:
-            if _has_rested(tracker, _counters_of(tracker.number, raw)):
+        elif published_at_ns > view.taken_at_ns:
+            if _has_rested(tracker, view, _counters_of(tracker.number, raw)):
                 until = published_at_ns
             else:
                 exact = False
@@ -81,7 +85,7 @@ def raw_counters(trackers: Iterable[RecorderTracker]) -> TapCounters:
         (tracker.number, pg_id): status
         for tracker in trackers
         if tracker.number is not None
-        for pg_id, status in tracker.status.items()
+        for pg_id, status in tracker.latest.status.items()
     }
 
 
@@ -89,16 +93,16 @@ def _counters_of(number: int, raw: TapCounters) -> dict[int, Status]:
     return {pg_id: status for (recorder, pg_id), status in raw.items() if recorder == number}
 
 
-def _has_rested(tracker: RecorderTracker, counters: Mapping[int, Status]) -> bool:
+def _has_rested(tracker: RecorderTracker, view: Progress, counters: Mapping[int, Status]) -> bool:
     """Whether nothing was enqueued or completed since the dump."""
     closed = {progress.pg_id for progress in tracker.groups if progress.closed}
     alive = {progress.pg_id for progress in tracker.groups if not progress.closed}
     # A group without counters (torchcomms) may have unread entries.
     return (
-        tracker.is_whole
+        view.is_whole
         and alive <= counters.keys()
         and all(
-            status == tracker.status.get(pg_id)
+            status == view.status.get(pg_id)
             for pg_id, status in counters.items()
             if pg_id not in closed
         )

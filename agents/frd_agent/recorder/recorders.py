@@ -8,9 +8,10 @@ kept, because the ring buffers are gone when the rank dies.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Final, Protocol
 
@@ -36,14 +37,19 @@ class _Handler:
     """As `RecorderTracker.number`."""
     first: str = ""
     """A handler that is called before, if the rank has it."""
+    glance: str = ""
+    """A handler that answers with only what is in flight, and without the interpreter, which the
+    other one needs."""
+
+    @property
+    def needs_gil(self) -> bool:
+        return self.name == tap.TRACE
 
 
 _RECORDERS: Final = (
     _Handler("fr_trace_json", {}, tap.GENERIC),
     _Handler("dump_nccl_trace_json", {}, tap.NCCL, tap.IGNORE_CAPTURES),
 )
-_NCCL2: Final = _Handler("fr_trace_json", {"backend": "nccl2"}, None, tap.IGNORE_CAPTURES)
-_NCCL2_SINCE: Final = (2, 15)
 _HOLD_S: Final = 3.0
 """How long rows wait for the membership of their group."""
 _KEPT_BYTES: Final = 16 * 1024 * 1024
@@ -90,14 +96,29 @@ class Heartbeat:
     is_stale: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Fresh:
+    tracker: RecorderTracker
+    dump: Dump
+    taken_at_ns: NodeRawNs
+    in_flight: bool = False
+    """It has only what is in flight."""
+    rows: bool = True
+    """Its rows are to be sent."""
+
+
 @dataclass(slots=True)
 class Reading:
     """Result of one reading of all recorders of a rank."""
 
-    dumps: list[KeptDump] = field(default_factory=list)
-    fresh: list[tuple[RecorderTracker, Dump, NodeRawNs]] = field(default_factory=list)
+    dumps: dict[RecorderTracker, KeptDump] = field(default_factory=dict)
+    fresh: list[_Fresh] = field(default_factory=list)
     """Not applied yet."""
     lost: int = 0
+    skipped: int = 0
+    """Entries that were overwritten before the interpreter was asked for them."""
+    held: bool = False
+    """All that needs the interpreter has been read."""
     unread: bool = False
     """Some entries could not be read yet: read again soon."""
     is_busy: bool = False
@@ -106,14 +127,21 @@ class Reading:
     entries: int = 0
     """In the largest recorder."""
 
+    def refuse(self, handler: _Handler) -> None:
+        """The interpreter does not answer in time."""
+        self.held = False
+        if not handler.glance:
+            self.unread = self.is_busy = True
+
 
 class Recorders:
-    def __init__(self, handlers: WorkerServer | None, torch_version: str, time: NodeTime) -> None:
+    def __init__(self, handlers: WorkerServer | None, time: NodeTime) -> None:
         """`handlers` is None if the rank has none: then nothing is ever read."""
         self._handlers = handlers
+        self.hooked: Sequence[str] = ()
+        """Backends whose ops are recorded by a hook, as the tap numbers them."""
         self._naming: Naming
         """Of the present attempt."""
-        self._torch_version = torch_version
         self._time = time
         self.trackers: dict[RecorderTracker, _Handler] = {}
         """Known after the first reading."""
@@ -129,9 +157,16 @@ class Recorders:
         """An older dump must not be read after a newer one."""
 
     async def read(
-        self, timeout_s: float, heartbeat: Heartbeat, record: Callable[[list[Row]], None]
+        self,
+        timeout_s: float,
+        heartbeat: Heartbeat,
+        record: Callable[[list[Row]], None],
+        *,
+        may_hold: bool = True,
     ) -> Reading:
-        """A recorder of NCCL is dumped only if a handler that needs the GIL has prepared the thread
+        """`may_hold`: the interpreter may be held as long as a dump of all entries takes.
+
+        A recorder of NCCL is dumped only if a handler that needs the GIL has prepared the thread
         (see `frd_agent.tap`), or if the tap shows nothing for so long that the GIL must be held.
 
         Raises:
@@ -142,15 +177,16 @@ class Recorders:
         if (handlers := self._handlers) is None:
             raise HandlerFailed("it has no handlers")
         async with self._reading, handlers.connected():
-            if not self.trackers:
-                offered = await handlers.names()
-                self.trackers = {
+            known = {tracker.number for tracker in self.trackers}
+            if not known or known.isdisjoint(range(tap.HOOKED, tap.HOOKED + len(self.hooked))):
+                self.trackers |= {
                     RecorderTracker(handler.number, self._time.to_raw): handler
-                    for handler in self._offered(offered)
+                    for handler in self._offered(await handlers.names())
+                    if handler.number not in known
                 }
                 if not self.trackers:
                     raise HandlerFailed("no recorder among its handlers: is it an old torch?")
-            reading, naming = Reading(), self._naming
+            reading, naming = Reading(held=may_hold), self._naming
             try:
                 for tracker in list(self.trackers):
                     await self._read_recorder(handlers, tracker, timeout_s, heartbeat, reading)
@@ -164,8 +200,15 @@ class Recorders:
 
     def _offered(self, names: tuple[str, ...]) -> list[_Handler]:
         handlers = [handler for handler in _RECORDERS if handler.name in names]
-        if _NCCL2.name in names and _version(self._torch_version) >= _NCCL2_SINCE:
-            handlers.append(_NCCL2)
+        if _RECORDERS[0].name not in names and tap.TRACE in names:
+            handlers.append(_Handler(tap.TRACE, {}, tap.GENERIC, tap.IGNORE_CAPTURES))
+        for number, backend in enumerate(self.hooked, tap.HOOKED):
+            handlers.append(
+                _Handler(
+                    *(tap.TRACE, {"backend": backend}, number),
+                    *(tap.IGNORE_CAPTURES, "fr_trace_json" if "fr_trace_json" in names else ""),
+                )
+            )
         return [
             handler if handler.first in names else replace(handler, first="")
             for handler in handlers
@@ -179,15 +222,40 @@ class Recorders:
         heartbeat: Heartbeat,
         reading: Reading,
     ) -> None:
-        handler = self.trackers[tracker]
+        handler, may_hold = self.trackers[tracker], reading.held
+        ask = partial(self._dump, handlers, tracker, timeout_s, heartbeat, reading)
+        glance = (
+            await ask(replace(handler, name=handler.glance, first="")) if handler.glance else None
+        )
+        if glance is not None and any(entry.retired for entry in glance.dump.entries):
+            reading.fresh.append(glance)  # ops that are marked when issued are all in it
+        elif may_hold or not handler.needs_gil:
+            whole = await ask(handler)
+            reading.fresh += filter(None, (whole or (glance and replace(glance, in_flight=True)),))
+        elif glance is not None:
+            reading.fresh.append(replace(glance, in_flight=True, rows=False))
+
+    async def _dump(
+        self,
+        handlers: WorkerServer,
+        tracker: RecorderTracker,
+        timeout_s: float,
+        heartbeat: Heartbeat,
+        reading: Reading,
+        handler: _Handler,
+    ) -> _Fresh | None:
+        """None if there is none now; `reading` says why."""
         asked_at = self._time.look()
         first = None
         if handler.first:
-            if heartbeat.at_ns > self._unanswered_ns:
-                first = First(handler.first, required=not heartbeat.is_stale)
-            elif not heartbeat.is_stale:
-                reading.unread = reading.is_busy = True
-                return
+            if heartbeat.at_ns > self._unanswered_ns and not (
+                handler.needs_gil and heartbeat.is_stale
+            ):
+                required = handler.needs_gil or not heartbeat.is_stale
+                first = First(handler.first, required=required)
+            elif handler.needs_gil or not heartbeat.is_stale:
+                reading.refuse(handler)
+                return None
         try:
             data = await handlers.ask(
                 handler.name, timeout_s=timeout_s, first=first, **handler.params
@@ -195,37 +263,44 @@ class Recorders:
             taken_at = handlers.taken_at(asked_at)
             dump = parse_answer(data, source=handler.name)
         except Busy:
-            reading.unread = reading.is_busy = True
-            return
+            reading.refuse(handler)
+            return None
         except HandlerFailed as error:
             # Listed, but it refuses these parameters. One that was read would be read as a new one.
             if error.status in (400, 404) and not tracker.capacity:
                 del self.trackers[tracker]
                 self.revision += 1
             reading.problems.append(str(error))
-            return
+            return None
         except DumpError as error:
             reading.problems.append(str(error))
-            return
+            return None
         finally:
             if first is not None and not first.answered:
                 self._unanswered_ns = max(asked_at.raw_ns, heartbeat.at_ns)
         kept = KeptDump(handler.name, taken_at.real_ns, data)
-        reading.dumps.append(kept)
+        reading.dumps[tracker] = kept
         if len(data) <= _KEPT_BYTES:
             self._kept[tracker] = kept
-        reading.fresh.append((tracker, dump, taken_at.raw_ns))
+        return _Fresh(tracker, dump, taken_at.raw_ns)
 
     def _apply(self, reading: Reading) -> list[Row]:
         """The new rows."""
         rows: list[Row] = []
-        for tracker, dump, taken_at_ns in reading.fresh:
-            if self._can_name(tracker, dump, taken_at_ns, self._naming):
+        for fresh in reading.fresh:
+            tracker, dump, taken_at_ns = fresh.tracker, fresh.dump, fresh.taken_at_ns
+            if not fresh.rows:
                 self.revision += 1
-                diff = tracker.apply(dump, taken_at_ns, self._naming)
+                tracker.peek(dump, taken_at_ns)
+            elif self._can_name(tracker, dump, taken_at_ns, self._naming):
+                self.revision += 1
+                diff = tracker.apply(dump, taken_at_ns, self._naming, is_partial=fresh.in_flight)
                 rows += diff.rows
-                reading.lost += diff.lost
-                reading.unread |= not tracker.is_whole
+                if self.trackers[tracker].glance:
+                    reading.skipped += diff.lost
+                else:
+                    reading.lost += diff.lost
+                reading.unread |= not (tracker.is_whole or fresh.in_flight)
             else:
                 reading.unread = True
             reading.entries = max(reading.entries, tracker.capacity)
@@ -242,6 +317,11 @@ class Recorders:
             return True
         now_s = self._time.now() / 1e9
         return now_s - self._held_since_s.setdefault(tracker, now_s) > _HOLD_S
+
+    @property
+    def needs_gil(self) -> bool:
+        """All entries of a recorder can be read by the rank's interpreter only."""
+        return any(handler.needs_gil for handler in self.trackers.values())
 
     # -- without a request ---------------------------------------------------------------------
 
@@ -267,8 +347,3 @@ class Recorders:
 
     def kept(self) -> list[KeptDump]:
         return list(self._kept.values())
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """Major and minor of ``2.13.0+cpu``."""
-    return tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())

@@ -30,6 +30,7 @@ from frd_agent import tap
 from frd_agent.recorder.group_progress import GroupProgress
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.open_entries import OpenEntries
+from frd_agent.recorder.peek import Progress, peeked
 from frd_agent.recorder.resets import Resets
 from frd_agent.recorder.rows import Row
 
@@ -61,6 +62,8 @@ class RecorderTracker:
         self._to_raw = to_raw
         self.taken_at_ns = 0
         """All that the rank recorded before this time has been read; 0 before the first dump."""
+        self.whole_until_ns = 0
+        """The same, as far as looks at what is in flight have shown it since."""
         self.status: Mapping[int, Status] = {}
         """The raw counters of the last dump."""
         self.held = False
@@ -76,7 +79,9 @@ class RecorderTracker:
         """`taken_at_ns` of the last dump after which `is_blind` was false."""
         self.capacity = 0
         """The most entries that a dump ever had."""
-        self.open = OpenEntries(to_raw, is_nccl=number == tap.NCCL)
+        self.open = OpenEntries(to_raw, number)
+        self._is_hooked = number is not None and number >= tap.HOOKED
+        self._peeked = Progress()
         self._resets = Resets()
         self._last_id = -1
         self._last_created_ns = 0
@@ -89,6 +94,16 @@ class RecorderTracker:
     @property
     def groups(self) -> Iterable[GroupProgress]:
         return self._groups.values()
+
+    @property
+    def latest(self) -> Progress:
+        """As of the last dump, or of the last look at what is in flight."""
+        if self._peeked.taken_at_ns > self.taken_at_ns:
+            return self._peeked
+        watermarks = [(progress.group, progress.watermarks) for progress in self.groups]
+        return Progress(
+            self.taken_at_ns, self.status, watermarks, self.is_whole, self.open.is_waiting
+        )
 
     @property
     def is_whole(self) -> bool:
@@ -122,23 +137,40 @@ class RecorderTracker:
             if not progress.closed and gone(name):
                 self.open.close(progress)
 
-    def apply(self, dump: Dump, taken_at_ns: int, names: Naming, *, is_final: bool = False) -> Diff:
+    def peek(self, dump: Dump, taken_at_ns: int) -> None:
+        """A dump of only what is in flight, of a recorder that counts ops: no rows come of it."""
+        self._peeked = peeked(dump, taken_at_ns, self._groups.values(), self._created_ns)
+        if self._peeked.is_whole:
+            self.whole_until_ns = taken_at_ns
+        self.open.forget_ended_sends({entry.record_id for entry in dump.entries})
+
+    def apply(
+        self,
+        dump: Dump,
+        taken_at_ns: int,
+        names: Naming,
+        *,
+        is_final: bool = False,
+        is_partial: bool = False,
+    ) -> Diff:
         """`taken_at_ns`: the node's raw time just before the rank was asked for this dump.
 
-        Of a final dump all entries are read: no later one may come. It was taken after its newest
-        entry, whatever `taken_at_ns` says.
+        `is_partial`: it is known to have only what is in flight. Of a final dump all entries are
+        read: no later one may come. It was taken after its newest entry, whatever `taken_at_ns`
+        says.
         """
         entries = dump.entries
         if is_final and entries:
             created = self._to_raw(np.array([entry.time_created_ns for entry in entries]))
             taken_at_ns = max(taken_at_ns, int(created.max()))
-        self.taken_at_ns = taken_at_ns
+        if not is_partial:
+            self.taken_at_ns = taken_at_ns
         before, self.status = self.status, dump.status
         self._resets.observe(self.status, before, taken_at_ns)
         # No bound of a final dump: each conversion has its own reading of the clocks.
         settled_ns = sys.maxsize if is_final else taken_at_ns - _COALESCES_NS
-        fresh, reset = self._unread(entries, settled_ns)
-        if reset or not entries:
+        fresh, reset = self._unread(entries, settled_ns, is_partial=is_partial)
+        if reset or not (entries or is_partial):
             # No later entry shows the end of an op that is open now; only the counters show it.
             sends = {item.progress.pg_id for item in self.open.items if item.peer is not None}
             self._resets.begin(self.status, before if self.is_whole else {}, sends)
@@ -146,9 +178,9 @@ class RecorderTracker:
         if reset:
             self._last_id, self.capacity = -1, 0
         self._prune()
-        partial = bool(entries) and not dump.holes and self._is_partial(entries)
+        partial = is_partial or (bool(entries) and not dump.holes and self._is_partial(entries))
         self.capacity = max(self.capacity, len(entries))
-        lost = self._lost(fresh, reset=reset) if not partial else 0
+        lost = self._lost(fresh, reset=reset) if is_partial or not partial else 0
         follows = not fresh or fresh[-1].record_id - self._last_id == len(fresh)
         self.open.is_whole &= follows and not reset
         whole = partial or not fresh or fresh[0].record_id in (0, self._last_id + 1)
@@ -178,22 +210,28 @@ class RecorderTracker:
             self.taken_at_ns = min(taken_at_ns, self._created_ns(entries[unread]) - 1)
         self.torn = self._is_torn(before)
         closed = {progress.pg_id for progress in self.groups if progress.closed}
+        if is_partial:
+            self.peek(dump, taken_at_ns)
         self.is_blind = self._resets.may_hide_op(self.status, before, closed)
         if not self.is_blind:
             self.seen_until_ns = self.taken_at_ns
+        self.whole_until_ns = max(self.whole_until_ns, self.taken_at_ns)
         return Diff(rows, lost, reset)
 
     # -- what a dump shows ---------------------------------------------------------------------
 
-    def _unread(self, entries: Sequence[Entry], settled_ns: int) -> tuple[Sequence[Entry], bool]:
+    def _unread(
+        self, entries: Sequence[Entry], settled_ns: int, *, is_partial: bool = False
+    ) -> tuple[Sequence[Entry], bool]:
         """Entries of until `settled_ns`, and whether the recorder was reset."""
         if not entries:
             return (), False
-        reset = self._is_reset(entries)
+        reset = self._is_reset(entries, is_partial=is_partial)
         first = 0 if reset else bisect_right(entries, self._last_id, key=_record_id_of)
         end = len(entries)
         while (
             end > first
+            and not self._is_hooked
             and self._created_ns(entries[end - 1]) > settled_ns
             and not entries[end - 1].profiling_name.startswith("gloo:")
         ):
@@ -203,12 +241,12 @@ class RecorderTracker:
     def _created_ns(self, entry: Entry) -> int:
         return int(self._to_raw(np.array([entry.time_created_ns]))[0])
 
-    def _is_reset(self, entries: Sequence[Entry]) -> bool:
+    def _is_reset(self, entries: Sequence[Entry], *, is_partial: bool) -> bool:
         """Record ids went backwards, or the record that was read last is another one now."""
         if self._last_id < 0:
             return False
         last = _find(entries, self._last_id)
-        return entries[-1].record_id < self._last_id or (
+        return (not is_partial and entries[-1].record_id < self._last_id) or (
             last is not None and last.time_created_ns != self._last_created_ns
         )
 
@@ -247,7 +285,7 @@ class RecorderTracker:
         past = {pg_id for pg_id, _, _ in self._past}
         return not moved <= read | past or any(
             progress.pg_id in moved
-            and counts_ops(progress.backend)
+            and (counts_ops(progress.backend) or (self._is_hooked and not progress.has_p2p))
             and not progress.closed
             and self.open.is_behind(progress, self.status[progress.pg_id])
             for progress in self.groups

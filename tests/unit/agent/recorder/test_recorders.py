@@ -77,7 +77,7 @@ class Agent:
         self._dictionary = Dictionary()
         self._time = time_of(lambda: self.job.now, EPOCH)
         self.server = _Server(self.rank)
-        self.recorders = Recorders(self.server, "2.13.0", self._time)
+        self.recorders = Recorders(self.server, self._time)
         self.recorders.begin_attempt(self.naming(0))
         self.rows: list[Row] = []
         """Recorded so far."""
