@@ -17,13 +17,10 @@ from collections.abc import Iterable
 from typing import Final
 
 from frd.flight.entry import Status
+from frd_agent import tap
 from tests.sim.recorder import Record, Seat, config_of, format_entry, written
 
-NUMBER: Final = 2
-"""Of the recorder in the tap's counters: the first that hooks fill."""
 BACKEND: Final = "nccl2"
-WHOLE: Final = "frd_trace"
-"""The tap's handler that shows the whole ring; it needs the GIL."""
 FORMS: Final = ("late", "issue")
 
 
@@ -31,7 +28,7 @@ class HookRecorder:
     """The recorder of one backend in one rank."""
 
     def __init__(self, ring: int, form: str) -> None:
-        self.number = NUMBER
+        self.number = tap.HOOKED
         self.recorded = 0
         """Entries of collectives since the start."""
         self.recorded_p2p = 0

@@ -69,8 +69,8 @@ class SimRank:
         self.handlers = tuple(HANDLERS[number] for number in numbers)
         """Recorder handlers that it offers."""
         if plan.hooks:
-            self.recorders[hooks.NUMBER] = HookRecorder(plan.ring, plan.hooks)
-            self.handlers = (*self.handlers, hooks.WHOLE)
+            self.recorders[tap.HOOKED] = HookRecorder(plan.ring, plan.hooks)
+            self.handlers = (*self.handlers, tap.TRACE, tap.IGNORE_CAPTURES)
         self.device = memory
         self._job = job
 
@@ -102,13 +102,18 @@ class SimRank:
 
     def join(self, group: Group) -> None:
         """The rank has made a group."""
-        number = {"gloo": tap.GENERIC, hooks.BACKEND: hooks.NUMBER}.get(group.backend, tap.NCCL)
+        number = {"gloo": tap.GENERIC, hooks.BACKEND: tap.HOOKED}.get(group.backend, tap.NCCL)
         recorder = self.recorders[number]
         pg_id = recorder.seats[-1].pg_id + self._job.dice.randrange(1, 4) if recorder.seats else 0
         seat = self.seats[group] = Seat(group, pg_id, recorder)
         recorder.seats.append(seat)
         shown = TapGroup(group.name, group.ranks, group.desc, group.backend)
         self.groups = (*self.groups, shown)
+
+    @property
+    def hooked(self) -> tuple[str, ...]:
+        """Backends that hooks record, as the tap lists them."""
+        return (hooks.BACKEND,) if tap.HOOKED in self.recorders else ()
 
     @property
     def recorded(self) -> int:
@@ -141,7 +146,7 @@ class SimRank:
     def dump(self, handler: str, backend: str = "") -> bytes:
         """JSON as torch's `handler` writes it; `backend` is its parameter."""
         if backend:
-            of = self.recorders.get(hooks.NUMBER) if backend == hooks.BACKEND else None
+            of = self.recorders.get(tap.HOOKED) if backend == hooks.BACKEND else None
             hooked = of if isinstance(of, HookRecorder) else HookRecorder(0, "")
             return hooked.dump_active() if handler == "fr_trace_json" else hooked.dump_whole()
         recorder = self.recorders[next(n for n in HANDLERS if HANDLERS[n] == handler)]

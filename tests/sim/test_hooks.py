@@ -14,8 +14,9 @@ import pytest
 from frd.flight.decode import parse
 from frd.flight.entry import Dump
 from frd.flight.names import parse_profiling_name
+from frd_agent import tap
 from tests.sim.faults import Fault, FaultKind
-from tests.sim.hooks import BACKEND, FORMS, NUMBER, WHOLE
+from tests.sim.hooks import BACKEND, FORMS
 from tests.sim.job import Job
 from tests.sim.jobs import DEEP, PLAN, job_of
 from tests.sim.ops import S
@@ -36,7 +37,7 @@ def active(job: Job, rank: int) -> dict[str, Any]:
 
 
 def whole(job: Job, rank: int) -> Dump:
-    return parse(job.ranks[rank].dump(WHOLE, BACKEND), source="")
+    return parse(job.ranks[rank].dump(tap.TRACE, BACKEND), source="")
 
 
 def hung(form: str) -> Job:
@@ -74,7 +75,7 @@ def test_the_whole_ring_looks_like_a_real_one() -> None:
     job = job_of(replace(DEEP, ring=10_000, mixed=False).hooked("late"))
     job.advance(20 * S)
     keys = real("batch/rank_0.file")["entries"][0].keys()
-    ring = json.loads(job.ranks[0].dump(WHOLE, BACKEND))
+    ring = json.loads(job.ranks[0].dump(tap.TRACE, BACKEND))
     assert ring["entries"][0].keys() == keys
     for rank in range(16):
         dump = whole(job, rank)
@@ -136,13 +137,13 @@ def test_counters_are_those_of_the_answer(form: str) -> None:
     """The tap publishes them under the number of the first recorder that hooks fill."""
     job = hung(form)
     for rank in job.ranks:
-        dumped = {(NUMBER, pg_id): of for pg_id, of in whole(job, rank.rank).status.items()}
+        dumped = {(tap.HOOKED, pg_id): of for pg_id, of in whole(job, rank.rank).status.items()}
         assert dumped == rank.counters()
 
 
 def test_other_recorders_are_empty() -> None:
     """torch's earlier handlers exist and show nothing; so does an unknown backend."""
     job = hung("late")
-    for name, backend in (("fr_trace_json", ""), ("dump_nccl_trace_json", ""), (WHOLE, "ucc")):
+    for name, backend in (("fr_trace_json", ""), ("dump_nccl_trace_json", ""), (tap.TRACE, "ucc")):
         answer = json.loads(job.ranks[0].dump(name, backend))
         assert (answer["pg_config"], answer["pg_status"], "entries" in answer) == ({}, {}, False)
