@@ -4,9 +4,9 @@ It has the form of the others, and shows less (`tests/golden/nccl2`). Its counte
 ops, sends included. No op is ever `started`. torch's handler shows the ops without an end; only a
 handler of the tap shows all. When an op ends depends on the form:
 
-- ``late``: a watchdog pushes completion. It looks once a second, so the time of an end is an upper
-  bound. The parts of a batch of sends have ended as soon as they are issued, and nothing shows the
-  end of the batch.
+- ``late``: the backend pushes completion when it finds it: a watchdog looks once a second, and
+  nccl2 also when the rank issues its next op. So the time of an end is an upper bound. The parts of
+  a batch of sends have ended as soon as they are issued, and nothing shows the end of the batch.
 - ``issue``: no completion is pushed. An op is retired when it is issued, and never completed.
 """
 

@@ -25,7 +25,7 @@ from tests.sim.memory import Memory
 from tests.sim.ops import ENQUEUE_NS, MS, Group, Op, S, Task, all_reduce
 from tests.sim.programs import JobPlan, Programs
 from tests.sim.ranks import RUNS, Meeting, SimRank
-from tests.sim.recorder import Record
+from tests.sim.recorder import Record, Seat
 from tests.sim.traps import Traps
 
 Wall: TypeAlias = Callable[[int], int]
@@ -56,7 +56,9 @@ class Job:
         """What has completed since a node's watchdogs looked."""
         self._phase = [dice.randrange(_WATCHDOG_NS) for _ in range(plan.nodes)]
         self._unseen: dict[SimRank, list[Record]] = {}
-        """What has completed since nccl2's watchdog of a rank looked."""
+        """What has completed since nccl2 of a rank looked."""
+        self._awaits: set[SimRank] = set()
+        """Ranks whose watchdog will look."""
         looks = random.Random(f"looks/{begin_ns}/{plan.step_ns}")
         self._looks = [looks.randrange(S) for _ in range(plan.world)]
         """When in a second it looks, by rank. With and without hooks a job does the same."""
@@ -214,6 +216,8 @@ class Job:
         else:
             seat.enqueued = seat.p2p_seq if op.dst >= 0 else seat.seq
         created_ns = self._wall[rank.node](self.now)
+        if self.plan.eager:
+            self._see(rank, seat)
         for part in op.parts:
             seat.recorder.write(Record(rank, seat, part, created_ns, 0))
         record = Record(rank, seat, op, created_ns, device_ns)
@@ -284,9 +288,9 @@ class Job:
 
     def _push(self, record: Record) -> None:
         """The watchdog of nccl2 will see that the op has ended."""
-        unseen = self._unseen.setdefault(record.rank, [])
-        unseen.append(record)
-        if len(unseen) == 1:
+        self._unseen.setdefault(record.rank, []).append(record)
+        if record.rank not in self._awaits:
+            self._awaits.add(record.rank)
             self._await_look(record.rank)
 
     def _await_look(self, rank: SimRank) -> None:
@@ -296,8 +300,17 @@ class Job:
     def _look(self, rank: SimRank) -> None:
         if rank.stopped:
             self._await_look(rank)
-        elif rank.alive:
-            for record in self._unseen.pop(rank):
+        else:
+            self._awaits.discard(rank)
+            if rank.alive:
+                self._see(rank)
+
+    def _see(self, rank: SimRank, seat: Seat | None = None) -> None:
+        """What has ended, in the group of `seat` or in all."""
+        unseen = self._unseen.get(rank, [])
+        self._unseen[rank] = [r for r in unseen if seat is not None and r.seat is not seat]
+        for record in unseen:
+            if seat is None or record.seat is seat:
                 hooks.retire(record, self.wall_ns(rank.node), durations=self.plan.durations)
 
     def _watch(self, node: int) -> None:

@@ -61,6 +61,9 @@ class JobPlan:
     hooks: str = ""
     """How hooks of torch 2.15 record the job (``nccl2``), see `tests.sim.hooks`; empty: its backend
     records itself."""
+    eager: bool = False
+    """Whatever issues an op finds the ends of earlier ones of its group, as in nccl2; otherwise
+    only the watchdog looks."""
     durations: bool = False
     """Hooks get the duration of each op (``late`` only)."""
 
@@ -74,10 +77,12 @@ class JobPlan:
         hides = self.batched if self.hooks == "late" else self.hooks == "issue"
         return (self.backend == "gloo" or hides) and self.pipeline > 1
 
-    def hooked(self, form: str) -> JobPlan:
+    def hooked(self, form: str, *, eager: bool = False) -> JobPlan:
         """The same job with nccl2; `form` as `hooks`."""
-        durations = self.timing and form == "late"
-        return replace(self, backend="nccl2", timing=False, hooks=form, durations=durations)
+        return replace(
+            self, backend="nccl2", timing=False, hooks=form,
+            eager=eager and form == "late", durations=self.timing and form == "late",
+        )  # fmt: skip
 
 
 def draw_plan(dice: random.Random, *, world: int | None = None) -> JobPlan:

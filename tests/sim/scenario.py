@@ -35,6 +35,8 @@ _USUAL: Final = 64
 _SMALLER: Final = 0.75
 """So many of the larger worlds are small ones instead: small worlds find as much in less time.
 Worlds beyond the usual size are rare anyway."""
+_EAGER: Final = 0.7
+"""Share of jobs with late completions that are recorded as nccl2's are."""
 WARM: Final = 10 * S
 LAST: Final = 45 * S
 """Nothing begins later, and troubles of machines and wire end in time."""
@@ -151,4 +153,6 @@ def draw(seed: int, world: int | None = None, hooks: str = "") -> Scenario:
     numbered = tuple(
         Event(number, e.at, e.trouble, e.share, e.length) for number, e in enumerate(events)
     )
-    return Scenario(seed, plan.hooked(hooks) if hooks else plan, limits, numbered)
+    if hooks:
+        plan = plan.hooked(hooks, eager=random.Random(f"{seed}/eager").random() < _EAGER)
+    return Scenario(seed, plan, limits, numbered)
