@@ -320,7 +320,8 @@ class Attempt:
         if completed is not None:
             aligned = completed.column(lines.to_aligned(ended, times))
             same = slots if completed is joined else None
-            self._collectives.complete(completed, completed.column(rank), aligned, same)
+            bounded = completed.column((ended > 0) & (ended == rows.column("started_ns")))
+            self._collectives.complete(completed, completed.column(rank), aligned, bounded, same)
         if len(at := rows.starts):
             watermarks.start(
                 pairs, *(rows.column(name)[at] for name in ("pair", "seq", "started_ns"))
@@ -500,6 +501,7 @@ class Attempt:
             group_columns=groups.columns,
             skew=collectives.skew.by_op(ops),
             duration=collectives.duration.by_op(ops),
+            untimed=collectives.untimed,
             gap_entries=self.gap_entries,
             memory=self.memory.view(),
             matched=int(self._groups.matched[: self._groups.count].sum()),

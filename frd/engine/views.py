@@ -286,6 +286,8 @@ class AttemptView:
     """Arrival skew in seconds by op."""
     duration: dict[str, Histogram] = field(default_factory=dict)
     """Created to last discovered completion in seconds by op, if the backend records it."""
+    untimed: int = 0
+    """Collectives that are not in `duration`: a member's recorder does not time their end."""
     gap_entries: int = 0
     memory: MemoryView = field(default_factory=MemoryView)
     lost: bool = False

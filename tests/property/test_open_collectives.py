@@ -34,7 +34,8 @@ def retired(
         open_collectives.merge(
             slot, seq, group, np.array([created[r] for r in some]).ravel(), rank, nodes
         )
-        open_collectives.complete(slot, np.array([done[r] for r in some]).ravel(), rank)
+        times = np.array([done[r] for r in some]).ravel()
+        open_collectives.complete(slot, times, rank, np.zeros(len(times), np.bool_))
     assert open_collectives.open == SEQS
     return open_collectives.take(np.zeros(1, np.int32), np.array([SEQS - 1]))
 

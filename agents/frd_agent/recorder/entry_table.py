@@ -48,7 +48,7 @@ class EntryTable:
         """`to_raw` converts stamps of the recorder, which was read at `at_ns`. Backends of which an
         op has completed are added to `completing`: their ops end with that, and those of others
         when they are retired. NCCL's own recorder marks completion before it has shown any. That of
-        a hook marks both times when a thread of torch looks, up to seconds later: they are none."""
+        a hook marks start and end when a thread of torch looks, up to seconds later: no start."""
         self.known = known
         self.entries = [*(item.entry for item in known), *fresh]
         into = Dictionaries()
@@ -56,8 +56,8 @@ class EntryTable:
         self._is_hooked = number is not None and number >= tap.HOOKED
         for name in ("created_ns", "started_ns", "completed_ns"):
             columns[name] = to_raw(columns[name])
-            if self._is_hooked and name != "created_ns":
-                columns[name] = np.zeros_like(columns[name])
+        if self._is_hooked:
+            columns["started_ns"] = np.zeros_like(columns["started_ns"])
         self.trace = RankTrace(
             rank=0, source="", version="", info=None, clock_offset_ns=None, **columns
         )
@@ -172,7 +172,9 @@ class EntryTable:
         group = np.array([progress.group for progress in self.progresses])[calls.pair]
         completed_ns = np.where(ended, calls.completed_ns, 0)
         columns = (group, calls.seq, calls.signature, unsent)
-        times = (calls.created_ns, started_ns, completed_ns)
+        # Equal times say that the end was before, and nothing of the start.
+        began_ns = np.where(started_ns > 0, started_ns, completed_ns * self._is_hooked)
+        times = (calls.created_ns, began_ns, completed_ns)
         changed = np.flatnonzero(unsent)
         changed = changed[np.argsort(calls.first_row[changed], kind="stable")]
         counter = self._update_progress(calls, watermarks)

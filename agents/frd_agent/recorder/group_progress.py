@@ -5,22 +5,30 @@ ops (Gloo) or mix the numbers of sends with seqs (NCCL), and the op that Gloo co
 not be the latest. A watermark made of counters could be too high, and the service trusts
 watermarks. So counters have three uses: they show that something changed, they show that a dump was
 taken between the update of a counter and of its entry, and they start and end an op whose entry was
-overwritten. Pure.
+overwritten.
+
+A dump of only what is in flight, the form in which the recorder of a hook (torch 2.15) is read
+without the rank's interpreter, says as much (`peeked`): what it lacks is over, and the counters,
+which number the ops of a group, say which op was the last. An entry in flight shows both numbers,
+and where they have differed by the same amount all the time, they differ by it now.
+
+Pure.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from frd.flight.entry import Entry, Status
+from frd.flight.entry import Dump, Entry, Status
 from frd.flight.names import Name
 from frd.flight.progress import NO_COUNTER
 from frd.model import UNKNOWN_SEQ
 
-_VARIES: Final = -1
+_NEVER_READ: Final = Status()
+_VARIES: Final = -(1 << 62)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +72,8 @@ class GroupProgress:
         self.joined = seq
         self.counter = counter
         ahead = ahead if self.ahead is None else ahead | {self.ahead}
-        constant = ahead.pop() if len(ahead) == 1 else _VARIES
-        self.ahead = constant if constant >= 0 and counter != NO_COUNTER else _VARIES
+        is_constant = len(ahead) == 1 and counter != NO_COUNTER
+        self.ahead = ahead.pop() if is_constant else _VARIES
 
     def close(self) -> None:
         """The group is gone: the rank waits for nothing in it."""
@@ -112,6 +120,62 @@ class GroupProgress:
     def _started(self, completed: int) -> int:
         """A recorder without timing reports no starts at all."""
         return UNKNOWN_SEQ if self.started < 0 else max(self.started, completed)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a recorder shows of all groups at one time."""
+
+    taken_at_ns: int = 0
+    status: Mapping[int, Status] = field(default_factory=dict)
+    watermarks: Sequence[tuple[int, GroupWatermarks]] = ()
+    """By group index."""
+    is_whole: bool = False
+    """Nothing that the rank has enqueued by then is missing."""
+    is_waiting: bool = False
+    """The rank is in a collective, a send or a receive."""
+
+
+def peeked(
+    dump: Dump,
+    taken_at_ns: int,
+    groups: Collection[GroupProgress],
+    before: Mapping[int, Status],
+    created_ns: Callable[[Entry], int],
+) -> Progress:
+    """`dump`: the entries in flight. `groups` were read before, and all of their ops up to the
+    counters `before`."""
+    in_flight: dict[int, list[Entry]] = {}
+    for entry in dump.entries:
+        in_flight.setdefault(entry.pg_id, []).append(entry)
+    known = {progress.pg_id for progress in groups}
+    used = {pg_id for pg_id, raw in dump.status.items() if raw.enqueued >= 0}
+    is_whole = used | in_flight.keys() <= known
+    watermarks = []
+    for progress in groups:
+        shown = in_flight.get(progress.pg_id, [])
+        raw = dump.status.get(progress.pg_id)
+        if raw is None or progress.closed:
+            watermarks.append((progress.group, progress.watermarks))
+            continue
+        progress.has_p2p |= any(entry.is_p2p for entry in shown)
+        # The dump is taken after its counters, and may show an op that they do not count.
+        enqueued = max([raw.enqueued, *(entry.op_id for entry in shown)])
+        numbers = [(entry.op_id, entry.collective_seq_id) for entry in shown]
+        is_read = raw.enqueued == before.get(progress.pg_id, _NEVER_READ).enqueued == enqueued
+        joined = progress.joined if is_read else progress.joined_by(enqueued, numbers)
+        is_whole &= joined is not None
+        calls = [entry for entry in shown if not entry.is_p2p]
+        first = min(calls, key=lambda entry: entry.collective_seq_id, default=None)
+        seqs = [progress.joined, *(entry.collective_seq_id for entry in calls)]
+        enqueued = max(seqs) if joined is None else joined
+        if first is None:
+            found = GroupWatermarks(enqueued, UNKNOWN_SEQ, enqueued)
+        else:
+            head_ns = max(created_ns(first), 1)
+            found = GroupWatermarks(enqueued, UNKNOWN_SEQ, first.collective_seq_id - 1, head_ns)
+        watermarks.append((progress.group, found))
+    return Progress(taken_at_ns, dump.status, watermarks, is_whole, bool(dump.entries))
 
 
 @dataclass(slots=True)

@@ -27,10 +27,9 @@ from frd.flight.names import parse_profiling_name
 from frd.flight.progress import counts_ops, counts_seqs
 from frd.model import Int64s
 from frd_agent import tap
-from frd_agent.recorder.group_progress import GroupProgress
+from frd_agent.recorder.group_progress import GroupProgress, Progress, peeked
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.open_entries import OpenEntries
-from frd_agent.recorder.peek import Progress, peeked
 from frd_agent.recorder.resets import Resets
 from frd_agent.recorder.rows import Row
 
@@ -82,6 +81,8 @@ class RecorderTracker:
         self.open = OpenEntries(to_raw, number)
         self._is_hooked = number is not None and number >= tap.HOOKED
         self._peeked = Progress()
+        self._read_status: Mapping[int, Status] = {}
+        """Counters up to which all ops have been read."""
         self._resets = Resets()
         self._last_id = -1
         self._last_created_ns = 0
@@ -139,7 +140,9 @@ class RecorderTracker:
 
     def peek(self, dump: Dump, taken_at_ns: int) -> None:
         """A dump of only what is in flight, of a recorder that counts ops: no rows come of it."""
-        self._peeked = peeked(dump, taken_at_ns, self._groups.values(), self._created_ns)
+        self._peeked = peeked(
+            dump, taken_at_ns, self._groups.values(), self._read_status, self._created_ns
+        )
         if self._peeked.is_whole:
             self.whole_until_ns = taken_at_ns
         self.open.forget_ended_sends({entry.record_id for entry in dump.entries})
@@ -209,6 +212,8 @@ class RecorderTracker:
             unread = bisect_right(entries, self._last_id, key=_record_id_of)
             self.taken_at_ns = min(taken_at_ns, self._created_ns(entries[unread]) - 1)
         self.torn = self._is_torn(before)
+        if self.is_whole and not is_partial:
+            self._read_status = self.status
         closed = {progress.pg_id for progress in self.groups if progress.closed}
         if is_partial:
             self.peek(dump, taken_at_ns)

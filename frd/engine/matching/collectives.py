@@ -68,6 +68,8 @@ class Collectives:
         self._unsettled = False
         self._retired: list[RetiredCollectives] = []
         """Retired, but not evaluated yet."""
+        self.untimed = 0
+        """Matched collectives whose end has no time, because a member's recorder gives none."""
         self.late_rows = 0
         """Rows of collectives whose accumulators had been evicted."""
 
@@ -176,9 +178,15 @@ class Collectives:
             self._mismatches.unbalanced(int(group[at]), int(seq[at]), first, surplus, now)
 
     def complete(
-        self, runs: PairRuns, rank: Int64s, at: Int64s, slot: Int64s | None = None
+        self,
+        runs: PairRuns,
+        rank: Int64s,
+        at: Int64s,
+        bounded: Bools,
+        slot: Int64s | None = None,
     ) -> None:
-        """Note when ranks completed collectives (`at`, 0 where unknown).
+        """Note when ranks completed collectives (`at`, 0 where unknown), or by when they had
+        (`bounded`).
 
         Columns are in the order of the runs; `slot` is the result of `join` for the same rows.
         """
@@ -186,8 +194,8 @@ class Collectives:
             if slot is None:
                 slot = self._slots(runs, self._pairs.group[runs.pair])
                 held = self.open_collectives.holds(slot, runs.seq)
-                slot, at, rank = slot[held], at[held], rank[held]
-            self.open_collectives.complete(slot, at, rank)
+                slot, at, rank, bounded = slot[held], at[held], rank[held], bounded[held]
+            self.open_collectives.complete(slot, at, rank, bounded)
         self._pairs.completed_row[runs.pair] = runs.last
         self._unsettled = True
 
@@ -240,7 +248,9 @@ class Collectives:
         fair = full & clocks.comparable(closed)
         ops, skew = signatures.op[of], closed.last_created - closed.first_created
         self.skew.add(ops[fair], skew[fair])
-        timed = fair & (closed.last_completed > 0)
+        has_end = (closed.last_completed > 0) & ~closed.bounded
+        self.untimed += int(np.count_nonzero(full & ~has_end))
+        timed = fair & has_end
         spent = closed.last_completed - closed.first_created
         self.duration.add(ops[timed], np.maximum(spent[timed], 0))
         ended = full & signatures.synchronizing[of] & (closed.joined > 1)

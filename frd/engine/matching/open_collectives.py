@@ -49,6 +49,8 @@ class Accumulators(GrowingColumns):
     """The rank that completed at `first_completed`."""
     last_completed: Int64s = column(np.int64)
     """0 when no member's backend reports it."""
+    bounded: Bools = column(np.bool_)
+    """The time at which a member completed it is an upper bound."""
     balance: Int64s = column(np.int64)
     """Elements that the members send minus elements that they receive (all_to_all)."""
 
@@ -85,6 +87,7 @@ class RetiredCollectives:
     first_completed: Int64s
     first_done: Int32s
     last_completed: Int64s
+    bounded: Bools
     freed_at: Int64s
     """When the group's previous collective was completed, 0 when unknown."""
 
@@ -286,9 +289,11 @@ class OpenCollectives:
         held: Bools = (slot >= 0) & (self.slots.seq[slot] == seq)
         return held
 
-    def complete(self, slot: Int64s, at: Int64s, rank: Int64s | int) -> None:
-        """Note when ranks completed the collectives of these slots (0 where unknown)."""
+    def complete(self, slot: Int64s, at: Int64s, rank: Int64s | int, bounded: Bools) -> None:
+        """Note when ranks completed the collectives of these slots (0 where unknown), or by when
+        they had (`bounded`)."""
         s = self.slots
+        s.bounded[slot[bounded]] = True
         rank = np.broadcast_to(np.asarray(rank, np.int32), slot.shape)
         here = at > 0
         if not here.all():

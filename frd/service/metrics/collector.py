@@ -121,6 +121,7 @@ def _add_job(values: Values, state: ServiceState, name: str, view: AttemptView) 
         "frd_job_name_conflicts": state.name_conflicts.get(name, 0),
         "frd_job_failed": view.failure is not None,
         "frd_telemetry_gap_entries_total": view.gap_entries,
+        "frd_collectives_untimed_total": view.untimed,
         "frd_nodes_unsynchronized": len(unsynchronized),
         "frd_agents_expected": 0 if view.ended else state.expected_agents.get(name, len(needed)),
         "frd_agents_reporting": 0 if view.ended else nodes["reporting"],

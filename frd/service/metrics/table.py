@@ -124,6 +124,10 @@ METRICS: Final[dict[str, Spec]] = {
         ("job", "op"),
         "Time between the first member joining a collective and its last known completion.",
     ),
+    "frd_collectives_untimed_total": _counter(
+        ("job",),
+        "Matched collectives without a duration: a member's recorder does not time their end.",
+    ),
     "frd_clock_offset_seconds": _gauge(("node",), "Service clock minus node clock, estimated."),
     "frd_clock_uncertainty_seconds": _gauge(
         ("node",), "Half the width of the offset's interval, for nodes with a known clock."

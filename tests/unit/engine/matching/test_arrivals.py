@@ -56,6 +56,7 @@ def closed(came_ms: dict[int, float], *, freed_ms: float = 0) -> RetiredCollecti
         "first_completed": NEVER,
         "first_done": 0,
         "last_completed": 0,
+        "bounded": False,
         "freed_at": at(freed_ms) if freed_ms else 0,
     }
     columns: dict[str, Any] = {name: np.array([value], np.int64) for name, value in row.items()}

@@ -105,7 +105,7 @@ def test_when_the_one_before_was_over() -> None:
     """It is known if the end of the collective before was reported, in this take or an earlier."""
     ring = open_collectives()
     slot = join(ring, 0, range(1, 5))
-    ring.complete(slot[[0, 2]], i64(900, 700), 0)
+    ring.complete(slot[[0, 2]], i64(900, 700), 0, np.zeros(2, np.bool_))
     assert take(ring, 0, 2).freed_at.tolist() == [0, 900]
     assert take(ring, 0, 4).freed_at.tolist() == [0, 700]
 
@@ -157,7 +157,8 @@ def test_completion_times_go_where_their_seq_still_is() -> None:
         seq = i64(1, 2, 3)
         slot = ring.locate(group, seq)
         held = ring.holds(slot, seq)
-        ring.complete(slot[held], i64(late, late + 1, late + 2)[held], 0)
+        times = i64(late, late + 1, late + 2)[held]
+        ring.complete(slot[held], times, 0, np.zeros(len(times), np.bool_))
     assert take(ring, 0, 3).last_completed.tolist() == [30, 31]
 
 
