@@ -263,10 +263,14 @@ class Oracle:
 
     def _is_found(self, injected: Injected, run: Run) -> bool:
         reason, kinds = _EXPECTED[injected.fault.kind]
+        plan = run.job.plan
         # A rank that waits in a send that no recorder shows looks like a rank that never joined.
-        hidden = injected.may_name if run.job.plan.hides_p2p else frozenset()
+        hidden = injected.may_name if plan.hides_p2p else frozenset()
         named = {(rank, reason) for rank in injected.culprits | hidden}
         named |= {(rank, Reason.CPU_STUCK) for rank in hidden}
+        if plan.hooks and plan.pipeline > 1 and injected.fault.kind is FaultKind.GIL_HELD:
+            # Its ring needs the GIL, and its counters do not distinguish sends from collectives.
+            named |= {(rank, Reason.UNREACHABLE) for rank in injected.culprits}
         return any(
             not named.isdisjoint(_labels(finding))
             or (finding.reason is reason and not injected.culprits)
