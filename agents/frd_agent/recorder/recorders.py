@@ -200,8 +200,6 @@ class Recorders:
 
     def _offered(self, names: tuple[str, ...]) -> list[_Handler]:
         handlers = [handler for handler in _RECORDERS if handler.name in names]
-        if _RECORDERS[0].name not in names and tap.TRACE in names:
-            handlers.append(_Handler(tap.TRACE, {}, tap.GENERIC, tap.IGNORE_CAPTURES))
         for number, backend in enumerate(self.hooked, tap.HOOKED):
             handlers.append(
                 _Handler(

@@ -183,6 +183,8 @@ class Handlers:
             if first is not None and not await self._ask_first(connection, first):
                 connection.close()
                 connection = await self._connect(target)
+            if first is not None and not os.path.lexists(self.path):  # the rank is about to end
+                raise ConnectionRefusedError
             await asyncio.get_running_loop().sock_sendall(connection, request)
             answer, is_open = await self._read(connection, target)
             return answer
