@@ -30,7 +30,7 @@ JOB: Final = replace(
     FLAT, world=4, ranks_per_node=2, tensor=1, expert=1, timing=False, ring=200,
     checkpoint_every=1_000,
 )  # fmt: skip
-STEPS_MS: Final = (300, 1_000, 3_000) if ALL else (300,)
+STEPS_MS: Final = (300, 1_000) if ALL else (300,)
 HANGS: Final = (
     FaultKind.CPU_STUCK, FaultKind.IN_COLLECTIVE_ALONE, FaultKind.MISMATCH, FaultKind.NETWORK
 )  # fmt: skip
@@ -159,8 +159,9 @@ def test_a_straggler_is_the_same(plan: JobPlan) -> None:
         lost_s = sum(one.lost_s or 0 for one in world.oracle.findings.values())
         return judged(world, Kind.STRAGGLER), lost_s
 
-    expected, found = both(replace(plan, world=8, ranks_per_node=4, data=8), script)
-    assert expected[0] == [(FindingState.OPEN, ((3, Reason.LATE, Confidence.HIGH),))]
+    expected, found = both(replace(plan, world=8, ranks_per_node=8, data=8), script)
+    ((state, ((rank, reason, _),)),) = expected[0]
+    assert (state, rank, reason) == (FindingState.OPEN, 3, Reason.LATE)
     assert found[0] == expected[0]
     assert found[1] == pytest.approx(expected[1], rel=0.1)
 
