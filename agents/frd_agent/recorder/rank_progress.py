@@ -38,12 +38,10 @@ def live_progress(
     exact = raw is not None and bool(trackers)
     for tracker, view in views:
         watermarks += view.watermarks
-        until: int = view.taken_at_ns
+        until: int = tracker.whole_until_ns
         if seems_idle and tracker.is_blind:
             exact, until = False, tracker.seen_until_ns
-        elif view.taken_at_ns > tracker.taken_at_ns and not view.is_whole:
-            exact, until = False, tracker.whole_until_ns
-        elif raw is None or tracker.number is None or not view.taken_at_ns:
+        elif raw is None or tracker.number is None or not 0 < view.taken_at_ns <= until:
             exact = False
         elif published_at_ns > view.taken_at_ns:
             if _has_rested(tracker, view, _counters_of(tracker.number, raw)):

@@ -103,8 +103,6 @@ class _Fresh:
     taken_at_ns: NodeRawNs
     in_flight: bool = False
     """It has only what is in flight."""
-    rows: bool = True
-    """Its rows are to be sent."""
 
 
 @dataclass(slots=True)
@@ -227,11 +225,12 @@ class Recorders:
         )
         if glance is not None and any(entry.retired for entry in glance.dump.entries):
             reading.fresh.append(glance)  # ops that are marked when issued are all in it
-        elif may_hold or not handler.needs_gil:
-            whole = await ask(handler)
-            reading.fresh += filter(None, (whole or (glance and replace(glance, in_flight=True)),))
+            return
+        whole = await ask(handler) if may_hold or not handler.needs_gil else None
+        if whole is not None:
+            reading.fresh.append(whole)
         elif glance is not None:
-            reading.fresh.append(replace(glance, in_flight=True, rows=False))
+            reading.fresh.append(replace(glance, in_flight=True))
 
     async def _dump(
         self,
@@ -287,18 +286,18 @@ class Recorders:
         rows: list[Row] = []
         for fresh in reading.fresh:
             tracker, dump, taken_at_ns = fresh.tracker, fresh.dump, fresh.taken_at_ns
-            if not fresh.rows:
+            if fresh.in_flight:
                 self.revision += 1
                 tracker.peek(dump, taken_at_ns)
             elif self._can_name(tracker, dump, taken_at_ns, self._naming):
                 self.revision += 1
-                diff = tracker.apply(dump, taken_at_ns, self._naming, is_partial=fresh.in_flight)
+                diff = tracker.apply(dump, taken_at_ns, self._naming)
                 rows += diff.rows
                 if self.trackers[tracker].glance:
                     reading.skipped += diff.lost
                 else:
                     reading.lost += diff.lost
-                reading.unread |= not (tracker.is_whole or fresh.in_flight)
+                reading.unread |= not tracker.is_whole
             else:
                 reading.unread = True
             reading.entries = max(reading.entries, tracker.capacity)

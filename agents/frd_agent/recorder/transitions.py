@@ -80,7 +80,8 @@ class RecorderTracker:
         """The most entries that a dump ever had."""
         self.open = OpenEntries(to_raw, number)
         self._is_hooked = number is not None and number >= tap.HOOKED
-        self._peeked = Progress()
+        self._peeked: Progress | None = None
+        """Since the last dump."""
         self._read_status: Mapping[int, Status] = {}
         """Counters up to which all ops have been read."""
         self._resets = Resets()
@@ -99,7 +100,7 @@ class RecorderTracker:
     @property
     def latest(self) -> Progress:
         """As of the last dump, or of the last look at what is in flight."""
-        if self._peeked.taken_at_ns > self.taken_at_ns:
+        if self._peeked is not None:
             return self._peeked
         watermarks = [(progress.group, progress.watermarks) for progress in self.groups]
         return Progress(
@@ -147,33 +148,23 @@ class RecorderTracker:
             self.whole_until_ns = taken_at_ns
         self.open.forget_ended_sends({entry.record_id for entry in dump.entries})
 
-    def apply(
-        self,
-        dump: Dump,
-        taken_at_ns: int,
-        names: Naming,
-        *,
-        is_final: bool = False,
-        is_partial: bool = False,
-    ) -> Diff:
+    def apply(self, dump: Dump, taken_at_ns: int, names: Naming, *, is_final: bool = False) -> Diff:
         """`taken_at_ns`: the node's raw time just before the rank was asked for this dump.
 
-        `is_partial`: it is known to have only what is in flight. Of a final dump all entries are
-        read: no later one may come. It was taken after its newest entry, whatever `taken_at_ns`
-        says.
+        Of a final dump all entries are read: no later one may come. It was taken after its newest
+        entry, whatever `taken_at_ns` says.
         """
         entries = dump.entries
         if is_final and entries:
             created = self._to_raw(np.array([entry.time_created_ns for entry in entries]))
             taken_at_ns = max(taken_at_ns, int(created.max()))
-        if not is_partial:
-            self.taken_at_ns = taken_at_ns
+        self.taken_at_ns, self._peeked = taken_at_ns, None
         before, self.status = self.status, dump.status
         self._resets.observe(self.status, before, taken_at_ns)
         # No bound of a final dump: each conversion has its own reading of the clocks.
         settled_ns = sys.maxsize if is_final else taken_at_ns - _COALESCES_NS
-        fresh, reset = self._unread(entries, settled_ns, is_partial=is_partial)
-        if reset or not (entries or is_partial):
+        fresh, reset = self._unread(entries, settled_ns)
+        if reset or not entries:
             # No later entry shows the end of an op that is open now; only the counters show it.
             sends = {item.progress.pg_id for item in self.open.items if item.peer is not None}
             self._resets.begin(self.status, before if self.is_whole else {}, sends)
@@ -181,9 +172,9 @@ class RecorderTracker:
         if reset:
             self._last_id, self.capacity = -1, 0
         self._prune()
-        partial = is_partial or (bool(entries) and not dump.holes and self._is_partial(entries))
+        partial = bool(entries) and not dump.holes and self._is_partial(entries)
         self.capacity = max(self.capacity, len(entries))
-        lost = self._lost(fresh, reset=reset) if is_partial or not partial else 0
+        lost = self._lost(fresh, reset=reset) if not partial else 0
         follows = not fresh or fresh[-1].record_id - self._last_id == len(fresh)
         self.open.is_whole &= follows and not reset
         whole = partial or not fresh or fresh[0].record_id in (0, self._last_id + 1)
@@ -212,26 +203,22 @@ class RecorderTracker:
             unread = bisect_right(entries, self._last_id, key=_record_id_of)
             self.taken_at_ns = min(taken_at_ns, self._created_ns(entries[unread]) - 1)
         self.torn = self._is_torn(before)
-        if self.is_whole and not is_partial:
+        if self.is_whole:
             self._read_status = self.status
         closed = {progress.pg_id for progress in self.groups if progress.closed}
-        if is_partial:
-            self.peek(dump, taken_at_ns)
         self.is_blind = self._resets.may_hide_op(self.status, before, closed)
         if not self.is_blind:
             self.seen_until_ns = self.taken_at_ns
-        self.whole_until_ns = max(self.whole_until_ns, self.taken_at_ns)
+        self.whole_until_ns = self.taken_at_ns
         return Diff(rows, lost, reset)
 
     # -- what a dump shows ---------------------------------------------------------------------
 
-    def _unread(
-        self, entries: Sequence[Entry], settled_ns: int, *, is_partial: bool = False
-    ) -> tuple[Sequence[Entry], bool]:
+    def _unread(self, entries: Sequence[Entry], settled_ns: int) -> tuple[Sequence[Entry], bool]:
         """Entries of until `settled_ns`, and whether the recorder was reset."""
         if not entries:
             return (), False
-        reset = self._is_reset(entries, is_partial=is_partial)
+        reset = self._is_reset(entries)
         first = 0 if reset else bisect_right(entries, self._last_id, key=_record_id_of)
         end = len(entries)
         while (
@@ -246,12 +233,12 @@ class RecorderTracker:
     def _created_ns(self, entry: Entry) -> int:
         return int(self._to_raw(np.array([entry.time_created_ns]))[0])
 
-    def _is_reset(self, entries: Sequence[Entry], *, is_partial: bool) -> bool:
+    def _is_reset(self, entries: Sequence[Entry]) -> bool:
         """Record ids went backwards, or the record that was read last is another one now."""
         if self._last_id < 0:
             return False
         last = _find(entries, self._last_id)
-        return (not is_partial and entries[-1].record_id < self._last_id) or (
+        return entries[-1].record_id < self._last_id or (
             last is not None and last.time_created_ns != self._last_created_ns
         )
 

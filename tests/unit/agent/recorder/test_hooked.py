@@ -20,7 +20,7 @@ from frd_agent.recorder.rank_progress import RankProgress, live_progress
 from frd_agent.recorder.recorders import Heartbeat, Reading, Recorders
 from frd_agent.recorder.rows import Row
 from frd_agent.recorder.worker_server import Busy, First
-from tests.world.entries import T0, Ring, changes, dump, gloo, naming
+from tests.world.entries import T0, Ring, dump, gloo, naming
 from tests.world.node_clocks import time_of
 
 READ = NodeRawNs(T0 + 10**9)
@@ -106,25 +106,6 @@ def test_times_of_completion_are_bounds() -> None:
     assert row[5:] == [NOTICED["time_discovered_completed_ns"]] * 2
 
 
-def test_rows_of_what_is_in_flight() -> None:
-    """The interpreter is held: what is in flight is all that can be read. The ops before have
-    ended, and their rows are left out."""
-    seen = ring(op(0, 1), op(1, 2, done=False), g0=(1, -1, 0))
-    look = dump([op(5, 6, done=False)], g0=(5, -1, 4))
-    diff = seen.tracker.apply(look, LATER, seen.names, is_partial=True)
-    assert changes(diff) == [(2, Flags.COMPLETED), (6, Flags.JOINED)]
-    assert (diff.lost, diff.reset) == (3, False)
-    assert progress_at(seen, 5, -1, 4).exact
-    older = dump([op(5, 6, done=False)], g0=(6, -1, 4))  # op 7 has ended, op 6 has not
-    assert changes(seen.tracker.apply(older, LATER, seen.names, is_partial=True)) == []
-    whole = seen.tracker.apply(
-        dump([*(op(i, i + 1) for i in range(8))], g0=(7, -1, 7)), PUBLISHED, seen.names
-    )
-    assert changes(whole) == [(6, Flags.COMPLETED), (7, Flags.JOINED | Flags.COMPLETED)] + [
-        (8, Flags.JOINED | Flags.COMPLETED)
-    ]
-
-
 class _Server:
     """A rank with a recorder of a hook, which holds `entries`."""
 
@@ -177,6 +158,7 @@ class _Agent:
         self.recorders.hooked = ("nccl2",)
         self.recorders.begin_attempt(naming())
         self.rows: list[Row] = []
+        self._published_ns: int = LATER
 
     def read(
         self, entries: Iterable[Entry], *, may_hold: bool = True, is_stale: bool = False
@@ -184,7 +166,8 @@ class _Agent:
         self.server.entries = list(entries)
         self.server.asked.clear()
         self.rows.clear()
-        heartbeat = Heartbeat(NodeRawNs(LATER), is_stale)
+        self._published_ns += 1
+        heartbeat = Heartbeat(NodeRawNs(self._published_ns), is_stale)
         return asyncio.run(self.recorders.read(1.0, heartbeat, self.rows.extend, may_hold=may_hold))
 
     @property
@@ -209,15 +192,21 @@ def test_the_interpreter_is_asked_for_all_entries_only_if_it_may_be_held() -> No
 
 @pytest.mark.parametrize("is_stale", [False, True])
 def test_an_interpreter_that_is_held(is_stale: bool) -> None:
-    """It does not answer: the rows of what is in flight come nevertheless. While its tap's
-    heartbeat is stale, it is not asked."""
+    """It does not answer: how far the rank is, is known nevertheless, and the rows come later.
+    While its tap's heartbeat is stale, it is not asked."""
     agent = _Agent()
     agent.read([op(0, 1)])
     agent.server.gil_is_held = True
-    reading = agent.read([op(0, 1), op(1, 2), op(2, 3, done=False)], is_stale=is_stale)
+    ops = [op(0, 1), op(1, 2), op(2, 3, done=False)]
+    reading = agent.read(ops, is_stale=is_stale)
     assert agent.server.asked[1:] == ([LOOK] if is_stale else [LOOK, WHOLE])
-    assert agent.seqs == [3]
-    assert (reading.held, reading.is_busy, reading.lost, reading.skipped) == (False, False, 0, 1)
+    assert (agent.seqs, reading.held, reading.is_busy) == ([], False, False)
+    (tracker,) = (one for one in agent.recorders.trackers if one.number == tap.HOOKED)
+    ((_, watermarks),) = tracker.latest.watermarks
+    assert (watermarks.enqueued, watermarks.completed) == (3, 2)
+    agent.server.gil_is_held = False
+    assert agent.read(ops).held
+    assert agent.seqs == [2, 3]
 
 
 def test_ops_that_are_marked_when_issued() -> None:
