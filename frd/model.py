@@ -40,6 +40,8 @@ YEAR_2200_NS: Final = 7_258_118_400_000_000_000
 """Times of dumps and of the wire are from 1970 to before this."""
 UNKNOWN_SEQ = -1
 """Watermark of a group in which a rank has enqueued (started, completed) nothing yet."""
+UNSHOWN = -2
+"""Watermark `started` if no entry of the rank's recorder shows when an op ends."""
 
 
 # -- identity --------------------------------------------------------------------------------
@@ -283,7 +285,8 @@ class WatermarkColumns:
     """Progress of ranks of one attempt, one row per (rank, group) that changed.
 
     ``enqueued >= started >= completed`` are collective seqs, `UNKNOWN_SEQ` for none (and for
-    `started` when the recorder's timing is off). `completed` means: this seq and all before it.
+    `started` when the recorder's timing is off). `completed` means: this seq and all before it. If
+    `started` is `UNSHOWN`, no entry shows when an op ends, and the last one counts as in flight.
     `head_created_ns` is the enqueue time of the rank's oldest outstanding collective in the group,
     0 when nothing is outstanding.
 

@@ -154,6 +154,8 @@ class EntryTable:
         calls = self._calls(names, may_lack=may_lack)
         if not len(calls):
             return [], {}
+        if self._is_hooked:
+            calls = self._reopened(calls)
         done, none = calls.done, np.zeros(len(calls), np.int64)
         given_up = columnar.given_up(self.trace, calls.last_row, self.facts) & ~done
         gone = ~self._with_known("in_ring", none == 0, calls)
@@ -185,6 +187,16 @@ class EntryTable:
             item.sent |= int(flags[at])
             kept[int(calls.first_row[at])] = item
         return np.stack((*columns, *times), axis=1)[changed].tolist(), kept
+
+    def _reopened(self, calls: Calls) -> Calls:
+        """Without the end of the last call of each pair that was marked when it was issued: it may
+        be in flight."""
+        retired, state = self.trace.retired[calls.last_row], self.trace.state[calls.last_row]
+        issued = (retired != 0) & (state != COMPLETED)
+        for number in np.unique(calls.pair[issued]).tolist():
+            self.progresses[number].shows_ends = False
+        last = np.append(calls.pair[1:] != calls.pair[:-1], True)
+        return replace(calls, done=calls.done & ~(issued & last))
 
     def _calls(self, names: Naming, *, may_lack: bool) -> Calls:
         """The calls, with the dictionary's signatures. Calls that were open keep their values."""

@@ -25,7 +25,7 @@ from typing import Final
 from frd.flight.entry import Dump, Entry, Status
 from frd.flight.names import Name
 from frd.flight.progress import NO_COUNTER
-from frd.model import UNKNOWN_SEQ
+from frd.model import UNKNOWN_SEQ, UNSHOWN
 
 _NEVER_READ: Final = Status()
 _VARIES: Final = -(1 << 62)
@@ -56,6 +56,8 @@ class GroupProgress:
     head_created_ns: int = 0
     closed: bool = False
     """The group is gone, unless a later entry shows otherwise."""
+    shows_ends: bool = True
+    """False if entries are marked when their ops are issued: the last op counts as in flight."""
     has_p2p: bool = False
     """NCCL writes the numbers of P2P ops into the same counters, so they say nothing."""
     posted: Counter[Name] = field(default_factory=Counter)
@@ -119,6 +121,8 @@ class GroupProgress:
 
     def _started(self, completed: int) -> int:
         """A recorder without timing reports no starts at all."""
+        if not self.shows_ends:
+            return UNSHOWN
         return UNKNOWN_SEQ if self.started < 0 else max(self.started, completed)
 
 

@@ -140,7 +140,7 @@ class RecorderTracker:
                 self.open.close(progress)
 
     def peek(self, dump: Dump, taken_at_ns: int) -> None:
-        """A dump of only what is in flight, of a recorder that counts ops: no rows come of it."""
+        """A dump of only what is in flight, of a recorder that counts ops: it gives no rows."""
         self._peeked = peeked(
             dump, taken_at_ns, self._groups.values(), self._read_status, self._created_ns
         )

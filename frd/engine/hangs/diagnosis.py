@@ -27,6 +27,7 @@ from frd.engine.hangs.wait_graph import Ending, Graph, Member, Node, UnknownRank
 from frd.engine.state.snapshot import Mismatch, Snapshot, StalledOp, StallTable
 from frd.model import AlignedNs, CollectiveRef, Int32s, Kind, Reason, Suspect
 
+_UNSHOWN = "no entry shows whether its ops have ended"
 _FOREMOST = (
     frozenset({Ending.MISMATCH}),
     DEFINITE,
@@ -135,10 +136,13 @@ def _judge(
     passed = (graph.came_and_missing(node)[0] for node in incident.nodes if isinstance(node, Wait))
     waiting = {n.rank for n in incident.nodes if isinstance(n, Member)} & {*graph.facts.unrecorded}
     cleared = waiting - onsets.keys()
-    victims = starting.union(cleared, *passed) - onsets.keys() - unknown
     ranks = np.fromiter(starting, np.int64, len(starting))
     stalled_ops = tuple(stalled.ops(np.isin(stalled.rank, ranks)))
     about = _about(graph, roots, held_up, stalled_ops)
+    victims = starting.union(cleared, *passed) - onsets.keys() - unknown
+    if about.instance.group in graph.snapshot.unshown and _kind(roots) is not Kind.MISMATCH:
+        suspects = [replace(one, evidence=f"{one.evidence}; {_UNSHOWN}") for one in suspects]
+        suspects = lowered(suspects)
     return Diagnosis(
         kind=_kind(roots),
         reason=Reason.NETWORK_OR_DEVICE if roots[0].ending is Ending.NO_RANK else None,

@@ -197,6 +197,8 @@ class Snapshot:
     unrecorded: Mapping[int, Sequence[UnrecordedWait]] = field(default_factory=dict)
     """Waits that no recorder shows, by rank; one without an op says that a rank was seen in none.
     Both of their times are aligned."""
+    unshown: Set[int] = frozenset()
+    """Groups in which some members have no entry that shows when an op ends."""
     placed: Mapping[int, int] = field(default_factory=dict)
     """Ranks whose stack shows their place in the program, and aligned ns at which they were there
     at the earliest; see `shows_place` of `frd.engine.findings.attachments`."""

@@ -295,6 +295,8 @@ class PairTable(GrowingColumns):
     enqueued: Int64s = column(np.int64, UNKNOWN_SEQ)
     started: Int64s = column(np.int64, UNKNOWN_SEQ)
     completed: Int64s = column(np.int64, UNKNOWN_SEQ)
+    unshown: Bools = column(np.bool_)
+    """No entry shows when an op of the member ends."""
     head: Int64s = column(np.int64)
     """Node time at which the oldest outstanding collective was enqueued; 0 for none, or when that
     collective may be over: the agent session that reported it is gone."""

@@ -16,7 +16,7 @@ from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.entry_batch import PairRuns
 from frd.engine.state.tables import PairTable, RankTable
 from frd.errors import WireError
-from frd.model import UNKNOWN_SEQ, Bools, Int32s, Int64s
+from frd.model import UNKNOWN_SEQ, UNSHOWN, Bools, Int32s, Int64s
 
 _FAR: Final = np.iinfo(np.int64).max
 
@@ -54,6 +54,9 @@ def observe(tables: AttemptTables, rows: WatermarkRows) -> None:
         known_until = np.zeros(ranks.count, np.int64)
         known_until[rows.seen_rank] = rows.as_of_ns
         _raise(ranks, pairs, rows, known_until[pairs.rank[rows.pair]])
+        pairs.unshown[rows.pair] |= rows.started == UNSHOWN
+        if (unshown := pairs.unshown[rows.pair]).any():
+            _believe_ends(tables, rows.pair[unshown])
     if len(seen := rows.seen_rank):
         if (other := ranks.as_of_session[seen] != ranks.session[seen]).any():
             _take_over(ranks, pairs, seen[other])
@@ -77,6 +80,19 @@ def _raise(ranks: RankTable, pairs: PairTable, rows: WatermarkRows, as_of: Int64
     _reach(pairs.enqueued, pairs.enqueued_at, pair, rows.enqueued, as_of)
     _reach(pairs.started, pairs.started_at, pair, rows.started, as_of)
     _reach(pairs.completed, pairs.completed_at, pair, rows.completed, as_of)
+
+
+def _believe_ends(tables: AttemptTables, pair: Int32s) -> None:
+    """If no entry shows when ops end, an op is over once all members have joined it, as far as can
+    be known."""
+    pairs = tables.pairs
+    for group in np.unique(pairs.group[pair]).tolist():
+        rows = np.arange(pairs.count)[tables.groups.rows(group)]
+        least = pairs.enqueued[rows].min()
+        over = rows[pairs.unshown[rows] & (pairs.completed[rows] < least)]
+        pairs.completed[over], pairs.completed_at[over] = least, pairs.enqueued_at[over]
+        rows = rows[pairs.unshown[rows] & (pairs.enqueued[rows] <= pairs.completed[rows])]
+        pairs.head[rows] = 0
 
 
 def _stay_idle(
