@@ -20,6 +20,7 @@ from tests.sim.agent import Limits
 from tests.sim.faults import Fault, FaultKind, Injected
 from tests.sim.jobs import FLAT, job_of
 from tests.sim.ops import DRAIN, MS, S
+from tests.sim.oracle import Violation
 from tests.sim.programs import JobPlan
 from tests.sim.run import MEMORY_FOLDER, calm
 from tests.sim.scenario import Scenario
@@ -166,19 +167,28 @@ def test_a_straggler_is_the_same(plan: JobPlan) -> None:
     assert found[1] == pytest.approx(expected[1], rel=0.1)
 
 
-def test_a_rank_that_waits_for_its_device_is_no_straggler(plan: JobPlan) -> None:
+@pytest.mark.parametrize(
+    "form",
+    [
+        "late",
+        pytest.param(
+            "issue",
+            marks=pytest.mark.xfail(
+                raises=Violation, strict=True, reason="no end is known, so all of it is charged"
+            ),
+        ),
+    ],
+)
+def test_a_rank_that_waits_for_its_device_is_no_straggler(plan: JobPlan, form: str) -> None:
     """Its peers enqueue a step's ops ahead of their devices; it waits for each op, and is last in
     the next: nothing is lost to it, because the op before it still ran."""
-
-    def script(world: World) -> Any:
+    plan = replace(plan, tensor=4, data=1, depth=32, chunks=4, norm=False)
+    with world_of(plan.hooked(form, eager=True)) as world:
         rank = world.runs[-1].job.ranks[0]
         step = tuple(task for op in rank.program.step for task in (op, DRAIN))
         rank.program = replace(rank.program, step=step)
-        run(world, 90)
-        return judged(world, Kind.STRAGGLER)
-
-    expected, found = both(replace(plan, tensor=4, data=1, depth=32, chunks=4, norm=False), script)
-    assert found == expected == []
+        run(world, 70)
+        assert judged(world, Kind.STRAGGLER) == []
 
 
 def test_pauses_are_learned_alike(plan: JobPlan) -> None:
