@@ -42,6 +42,8 @@ UNKNOWN_SEQ = -1
 """Watermark of a group in which a rank has enqueued (started, completed) nothing yet."""
 UNSHOWN = -2
 """Watermark `started` if no entry of the rank's recorder shows when an op ends."""
+HIDDEN = -3
+"""Watermark `started` of a rank that may wait in a batch of sends in the group, without entry."""
 
 
 # -- identity --------------------------------------------------------------------------------
@@ -286,7 +288,8 @@ class WatermarkColumns:
 
     ``enqueued >= started >= completed`` are collective seqs, `UNKNOWN_SEQ` for none (and for
     `started` when the recorder's timing is off). `completed` means: this seq and all before it. If
-    `started` is `UNSHOWN`, no entry shows when an op ends, and the last one counts as in flight.
+    `started` is `UNSHOWN`, no entry shows when an op ends, and the last one counts as in flight;
+    `HIDDEN` is the other such value.
     `head_created_ns` is the enqueue time of the rank's oldest outstanding collective in the group,
     0 when nothing is outstanding.
 

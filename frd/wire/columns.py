@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frd.errors import WireError
-from frd.model import MAX_SEQ, UNKNOWN_SEQ, UNSHOWN, YEAR_2200_NS
+from frd.model import HIDDEN, MAX_SEQ, UNKNOWN_SEQ, YEAR_2200_NS
 from frd.wire.messages import MAX_SLACK_NS
 
 _ALL_FLAGS: Final = 15
@@ -113,7 +113,7 @@ WATERMARK_ROWS: Final = _columns("watermarks", rank=_UINT32, group=_UINT32)
 WATERMARK_COLUMNS: Final = _columns(
     "watermarks",
     enqueued=Items(_INT64.dtype, _check_enqueued),
-    started=Items(_INT64.dtype, _at_least(UNSHOWN)),
+    started=Items(_INT64.dtype, _at_least(HIDDEN)),
     completed=_REACHED,
     head_created_ns=_TIME,
 )

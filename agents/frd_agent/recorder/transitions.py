@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -25,7 +25,7 @@ import numpy as np
 from frd.flight.entry import Dump, Entry, Status
 from frd.flight.names import parse_profiling_name
 from frd.flight.progress import counts_ops, counts_seqs
-from frd.model import Int64s
+from frd.model import HIDDEN, Int64s
 from frd_agent import tap
 from frd_agent.recorder.group_progress import GroupProgress, Progress, peeked
 from frd_agent.recorder.naming import Naming
@@ -80,6 +80,8 @@ class RecorderTracker:
         """The most entries that a dump ever had."""
         self.open = OpenEntries(to_raw, number)
         self._is_hooked = number is not None and number >= tap.HOOKED
+        self._ends_in_send = False
+        """The newest op is a send or receive, perhaps of a batch, which has no entry of a hook."""
         self._peeked: Progress | None = None
         """Since the last dump."""
         self._read_status: Mapping[int, Status] = {}
@@ -100,12 +102,23 @@ class RecorderTracker:
     @property
     def latest(self) -> Progress:
         """As of the last dump, or of the last look at what is in flight."""
-        if self._peeked is not None:
-            return self._peeked
-        watermarks = [(progress.group, progress.watermarks) for progress in self.groups]
-        return Progress(
-            self.taken_at_ns, self.status, watermarks, self.is_whole, self.open.is_waiting
+        if (found := self._peeked) is None:
+            watermarks = [(progress.group, progress.watermarks) for progress in self.groups]
+            found = Progress(
+                self.taken_at_ns, self.status, watermarks, self.is_whole, self.open.is_waiting
+            )
+        has_moved = any(
+            raw.enqueued != self._read_status.get(pg_id, Status()).enqueued
+            for pg_id, raw in found.status.items()
         )
+        if not self._is_hooked or found.is_waiting or not (self._ends_in_send or has_moved):
+            return found
+        pairs = zip(found.watermarks, self.groups, strict=True)
+        hidden = [
+            (group, replace(marks, started=HIDDEN) if progress.has_p2p else marks)
+            for (group, marks), progress in pairs
+        ]
+        return replace(found, watermarks=hidden)
 
     @property
     def is_whole(self) -> bool:
@@ -195,6 +208,7 @@ class RecorderTracker:
         for former in replaced:
             self.open.close(former)
         for entry in fresh[-1:]:
+            self._ends_in_send = entry.is_p2p
             self._last_id, self._last_created_ns = entry.record_id, entry.time_created_ns
         self._resets.mark_read({entry.pg_id for entry in fresh})
         self._end_orphans()

@@ -124,6 +124,8 @@ def _elsewhere(
         (bool(few) and (not all(few) or is_placed)) or None,
     )
     words.append(few[0] if few and premises[-1] is None else "")
+    if rank in graph.snapshot.hidden:
+        words.append("it may wait in a batch of sends, which has no entry")
     words.append(text.clean(graph.snapshot.detail[graph.snapshot.row(rank)]))
     words.append(unrecorded.of_waiters(rank, facts.unrecorded))
     return _named(graph, rank, Reason.CPU_STUCK, began, premises, *words)

@@ -113,7 +113,7 @@ class Waits:
         pairs = self._pairs = snapshot.pairs
         self._group, self._rank = pairs.groups(), pairs.rank
         self._may_be_over = pairs.completed_most > pairs.completed
-        self._in_doubt = frozenset(self._rank[self._may_be_over].tolist())
+        self._in_doubt = frozenset(self._rank[self._may_be_over].tolist()) | snapshot.hidden
         self._attendances: dict[Instance, Attendance] = {}
         self._ops: dict[int, tuple[Op, ...]] = {}
         self._calls: dict[int, dict[Instance, Op]] = {}
@@ -189,7 +189,8 @@ class Waits:
         return range(self._op_bounds[at], self._op_bounds[at + 1]) if is_there else range(0)
 
     def may_be_elsewhere(self, rank: int) -> bool:
-        """In some group it is unknown which op the rank is in, or whether it has completed it."""
+        """In some group it is unknown which op the rank is in, or whether it has completed it, or
+        whether it waits in one."""
         return rank in self._in_doubt
 
     @property

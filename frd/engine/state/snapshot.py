@@ -199,6 +199,8 @@ class Snapshot:
     Both of their times are aligned."""
     unshown: Set[int] = frozenset()
     """Groups in which some members have no entry that shows when an op ends."""
+    hidden: Set[int] = frozenset()
+    """Ranks that may wait in a batch of sends, which has no entry."""
     placed: Mapping[int, int] = field(default_factory=dict)
     """Ranks whose stack shows their place in the program, and aligned ns at which they were there
     at the earliest; see `shows_place` of `frd.engine.findings.attachments`."""

@@ -297,6 +297,8 @@ class PairTable(GrowingColumns):
     completed: Int64s = column(np.int64, UNKNOWN_SEQ)
     unshown: Bools = column(np.bool_)
     """No entry shows when an op of the member ends."""
+    hidden: Bools = column(np.bool_)
+    """The member may wait in a batch of sends, which has no entry."""
     head: Int64s = column(np.int64)
     """Node time at which the oldest outstanding collective was enqueued; 0 for none, or when that
     collective may be over: the agent session that reported it is gone."""

@@ -16,7 +16,7 @@ from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.entry_batch import PairRuns
 from frd.engine.state.tables import PairTable, RankTable
 from frd.errors import WireError
-from frd.model import UNKNOWN_SEQ, UNSHOWN, Bools, Int32s, Int64s
+from frd.model import HIDDEN, UNKNOWN_SEQ, UNSHOWN, Bools, Int32s, Int64s
 
 _FAR: Final = np.iinfo(np.int64).max
 
@@ -54,6 +54,7 @@ def observe(tables: AttemptTables, rows: WatermarkRows) -> None:
         known_until = np.zeros(ranks.count, np.int64)
         known_until[rows.seen_rank] = rows.as_of_ns
         _raise(ranks, pairs, rows, known_until[pairs.rank[rows.pair]])
+        pairs.hidden[rows.pair] = rows.started == HIDDEN
         pairs.unshown[rows.pair] |= rows.started == UNSHOWN
         if (unshown := pairs.unshown[rows.pair]).any():
             _believe_ends(tables, rows.pair[unshown])

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from frd.flight.entry import Entry, Status
-from frd.model import Flags, NodeRawNs
+from frd.model import HIDDEN, Flags, NodeRawNs
 from frd_agent import tap
 from frd_agent.node_time import ClockReading
 from frd_agent.recorder.group_progress import GroupWatermarks
@@ -78,7 +78,7 @@ def test_counters_that_count_sends(in_flight: list[Entry]) -> None:
     seen.tracker.peek(dump(in_flight, g0=(4, -1, 3)), LATER)
     known = bool(in_flight)
     assert progress_at(seen, 4, -1, 3) == RankProgress(
-        [(0, GroupWatermarks(2, -1, 2))], PUBLISHED if known else READ, known
+        [(0, GroupWatermarks(2, -1 if known else HIDDEN, 2))], PUBLISHED if known else READ, known
     )
 
 
@@ -217,3 +217,14 @@ def test_ops_that_are_marked_when_issued() -> None:
     agent.read(issued)
     assert agent.server.asked == ["fr_trace_json", LOOK]
     assert agent.seqs == [1, 2, 3]
+
+
+def test_a_rank_whose_newest_op_is_a_send_may_wait_in_a_batch() -> None:
+    """Parts of a batch end when they are enqueued, and the batch has no entry: the rank looks idle,
+    and may wait. A later collective shows that it went on."""
+    seen = ring(op(0, 1), send(1, 1), g0=(1, -1, 1))
+    assert progress_at(seen, 1, -1, 1).watermarks == [(0, GroupWatermarks(1, HIDDEN, 1))]
+    seen.tracker.peek(dump([], g0=(3, -1, 3)), LATER)  # of which ops is unknown
+    assert progress_at(seen, 3, -1, 3).watermarks == [(0, GroupWatermarks(1, HIDDEN, 1))]
+    seen.read(op(0, 1), send(1, 1), send(2, 1), op(3, 2), at=LATER, g0=(3, -1, 3))
+    assert progress_at(seen, 3, -1, 3).watermarks == [(0, GroupWatermarks(2, -1, 2))]
