@@ -258,7 +258,7 @@ class Effects:
             if rank.head is not None and rank.head.op.is_p2p and rank.head.ready_at < long_ago
         )
         for injected in hangs:
-            injected.may_name |= hidden - injected.culprits
+            injected.hidden |= hidden - injected.culprits
 
 
 def _forget(known: list[Injected], injected: Injected) -> None:

@@ -168,7 +168,8 @@ class Oracle:
             return
         guilty = self._guilty(run)
         # While a job ends, ranks wait in sends and receives that no recorder shows.
-        is_hidden = run.job.plan.hides_p2p and self._world.ended is not None
+        plan = run.job.plan
+        is_hidden = plan.hides_p2p and not plan.hooks and self._world.ended is not None
         for suspect in finding.suspects:
             if is_hidden and suspect.reason is Reason.CPU_STUCK:
                 continue
@@ -185,7 +186,8 @@ class Oracle:
     def _guilty(self, run: Run) -> set[int]:
         guilty: set[int] = set()
         for injected in run.job.injected:
-            guilty.update(injected.culprits, injected.may_name)
+            hidden = () if run.job.plan.hooks else injected.hidden
+            guilty.update(injected.culprits, injected.may_name, hidden)
         end, liars = self._world.ended, self._world.troubles.liars
         if end is not None and end.attempt == run.key.attempt and end.culprit is not None:
             guilty.add(end.culprit)
@@ -265,7 +267,8 @@ class Oracle:
         reason, kinds = _EXPECTED[injected.fault.kind]
         plan = run.job.plan
         # A rank that waits in a send that no recorder shows looks like a rank that never joined.
-        hidden = injected.may_name if plan.hides_p2p else frozenset()
+        may_name = injected.may_name | injected.hidden
+        hidden = may_name if plan.hides_p2p else frozenset()
         named = {(rank, reason) for rank in injected.culprits | hidden}
         named |= {(rank, Reason.CPU_STUCK) for rank in hidden}
         if plan.hooks and plan.pipeline > 1 and injected.fault.kind is FaultKind.GIL_HELD:

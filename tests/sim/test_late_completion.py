@@ -18,9 +18,9 @@ from frd.engine.views import AttemptView, Histogram
 from frd.model import AttemptKey, Confidence, Finding, FindingState, Kind, Reason
 from tests.sim.agent import Limits
 from tests.sim.faults import Fault, FaultKind, Injected
+from tests.sim.hooks import FORMS
 from tests.sim.jobs import FLAT, job_of
 from tests.sim.ops import DRAIN, MS, S
-from tests.sim.oracle import Violation
 from tests.sim.programs import JobPlan
 from tests.sim.run import MEMORY_FOLDER, calm
 from tests.sim.scenario import Scenario
@@ -167,18 +167,7 @@ def test_a_straggler_is_the_same(plan: JobPlan) -> None:
     assert found[1] == pytest.approx(expected[1], rel=0.1)
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        "late",
-        pytest.param(
-            "issue",
-            marks=pytest.mark.xfail(
-                raises=Violation, strict=True, reason="no end is known, so all of it is charged"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("form", FORMS)
 def test_a_rank_that_waits_for_its_device_is_no_straggler(plan: JobPlan, form: str) -> None:
     """Its peers enqueue a step's ops ahead of their devices; it waits for each op, and is last in
     the next: nothing is lost to it, because the op before it still ran."""
