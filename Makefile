@@ -27,7 +27,7 @@ help:
 	@echo "make quick   lint, types, unit tests, frozen verdicts (80 seconds)"
 	@echo "make lint    only the checks that run no code"
 	@echo "make coverage  lines of engine, parser, outbox and stores that no test runs"
-	@echo "make sim SEEDS=N  simulate N jobs with one service and N with replicas; all frozen verdicts"
+	@echo "make sim SEEDS=N  simulate N jobs with one service, N with replicas, 2N with hooks; all frozen verdicts"
 	@echo "make soak    end-to-end tests that are too long for make test (10 minutes)"
 	@echo "make mutants MODULE=PATH  small changes that must fail a test: forty chosen ones, then mutmut in PATH"
 	@echo "make test-frameworks  hangs and ends of real jobs that torchrun, Lightning, Ray and others start (20 minutes)"
@@ -92,6 +92,8 @@ sim: .venv/installed
 	@FRD_ALL_SEEDS=1 $(BIN)/pytest -n 2 --dist loadgroup --timeout 600 $$(grep -rl --include='test_*.py' 'tests\.world.*seeds' tests)
 	@$(BIN)/python -m tests.sim --seeds $(SEEDS)
 	@$(BIN)/python -m tests.sim --cluster --seeds $(SEEDS)
+	@$(BIN)/python -m tests.sim --hooks late --seeds $(SEEDS)
+	@$(BIN)/python -m tests.sim --hooks issue --seeds $(SEEDS)
 	@$(BIN)/python -m tests.sim --seed 1 --world 768
 
 soak: .venv/installed torch

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from tests.sim.cluster.scenario import draw_cluster
+from tests.sim.hooks import FORMS
 from tests.sim.oracle import Violation
 from tests.sim.run import Failure, Sum, attempt_all, live, shrink
 from tests.sim.scenario import draw
@@ -29,6 +30,9 @@ _SHOWN = 20
 @click.option("--world", type=click.IntRange(2), help="With --seed: so many ranks.")
 @click.option("--shrink", "smaller", is_flag=True, help="With --seed: leave out what can be.")
 @click.option("--cluster", is_flag=True, help="Several replicas in place of one service.")
+@click.option(
+    "--hooks", type=click.Choice(("", *FORMS)), default="", help="Record NCCL jobs by hooks."
+)
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, show_default="cores")
 def main(
     seeds: int,
@@ -38,37 +42,38 @@ def main(
     world: int | None,
     smaller: bool,
     cluster: bool,
+    hooks: str,
     jobs: int,
 ) -> None:
     """Simulate clusters by their seeds; exit 1 when one breaks a promise."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no worker is left
     if seed is None:
-        sys.exit(_many(range(first, first + seeds), jobs, cluster))
+        sys.exit(_many(range(first, first + seeds), jobs, cluster, hooks))
     numbers = None if only is None else [int(number) for number in only.split(",") if number]
     if smaller:
-        numbers = shrink(seed, world, cluster=cluster)
+        numbers = shrink(seed, world, cluster=cluster, hooks=hooks)
         fewest = ",".join(map(str, numbers))
         click.echo(f"as little as fails: --seed {seed} --only {fewest or ','}")
-    scenario = draw_cluster(seed, world) if cluster else draw(seed, world)
+    scenario = draw_cluster(seed, world) if cluster else draw(seed, world, hooks)
     click.echo(f"{scenario.plan}\n{scenario.limits}")
     for event in scenario.events:
         if numbers is None or event.number in numbers:
             click.echo(f"  {event}, share {event.share}, for {event.length / 1e9:.1f} s")
     try:
-        click.echo(live(seed, only=numbers, world=world, cluster=cluster))
+        click.echo(live(seed, only=numbers, world=world, cluster=cluster, hooks=hooks))
     except Violation as violation:
         click.echo(violation)
         sys.exit(1)
 
 
-def _many(seeds: range, jobs: int, cluster: bool) -> int:
+def _many(seeds: range, jobs: int, cluster: bool, hooks: str) -> int:
     total, began = Sum(), time.monotonic()
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns()[:-1], MofNCompleteColumn(), TimeRemainingColumn())
     show = Progress(*columns, console=console, disable=not console.is_terminal)
     with contextlib.suppress(KeyboardInterrupt), show as progress:  # then the sum of what there is
         task = progress.add_task("worlds", total=len(seeds))
-        for result in attempt_all(seeds, jobs, cluster=cluster):
+        for result in attempt_all(seeds, jobs, cluster=cluster, hooks=hooks):
             total.add(result)
             if isinstance(result, Failure) and len(total.failures) <= _SHOWN:
                 console.print(str(result), markup=False, highlight=False, soft_wrap=True)

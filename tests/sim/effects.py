@@ -242,8 +242,8 @@ class Effects:
     # -- hidden waits --------------------------------------------------------------------------
 
     def look_for_hidden(self) -> None:
-        """A rank that waits in a send or receive of Gloo looks like a rank that does not join,
-        because no recorder shows these ops. From recorders alone, naming it is no mistake."""
+        """A rank that waits in a send or receive that no recorder shows looks like a rank that does
+        not join. From recorders alone, naming it is no mistake."""
         hangs = [
             injected
             for injected in self._job.injected
@@ -258,7 +258,7 @@ class Effects:
             if rank.head is not None and rank.head.op.is_p2p and rank.head.ready_at < long_ago
         )
         for injected in hangs:
-            injected.may_name |= hidden - injected.culprits
+            injected.hidden |= hidden - injected.culprits
 
 
 def _forget(known: list[Injected], injected: Injected) -> None:

@@ -90,6 +90,8 @@ class Evidence:
             return False
         assert injected.began is not None
         match injected.fault.kind:
+            case FaultKind.STRAGGLER if run.job.plan.hooks == "issue":
+                return False  # an op before may still have run
             case FaultKind.STRAGGLER:
                 is_due = self._world.kernel.now >= self.known_by(injected)
                 return not is_due or _beyond_chance(injected, self._clear_since(injected.began))
@@ -98,6 +100,8 @@ class Evidence:
                 return is_first and self._saw(injected, run) and _is_rise(injected, run)
             case FaultKind.OOM:
                 return self._is_reported(injected, run) and not _is_linked(injected, run)
+            case kind if kind in _HANGS and run.job.plan.hooks == "issue":
+                return False  # nothing shows that a rank waits, so it may be at work
             case _:
                 is_loss = injected.fault.kind in _LOSSES
                 hidden = _is_eclipsed(injected, run) or _is_erased(injected, run)
@@ -204,8 +208,9 @@ def _disagree(injected: Injected) -> bool:
 def _shows_a_wait(injected: Injected, run: Run) -> bool:
     """The recorder of a rank that answers shows that it waits because of the fault.
 
-    Gloo's recorder has no sends and receives. With several hangs in such a job, a wait counts only
-    if it is in a collective of a culprit: any other may be due to another hang.
+    Gloo's recorder has no sends and receives, nccl2's no batches of them. With several hangs in
+    such a job, a wait counts only if it is in a collective of a culprit: any other may be due to
+    another hang.
     """
     if not run.job.plan.hides_p2p:
         return True

@@ -76,8 +76,11 @@ class Injected:
     culprits: frozenset[int] = frozenset()
     """The ranks that an expert would name."""
     may_name: frozenset[int] = frozenset()
-    """Other ranks that may be named: the rest of a circle, the other of two ranks that do not
-    match, and ranks that wait in ops that no recorder shows."""
+    """Other ranks that may be named: the rest of a circle, and the other of two ranks that do not
+    match."""
+    hidden: frozenset[int] = frozenset()
+    """Ranks that wait in ops that no recorder shows. They may be named; for sure only with Gloo:
+    the recorder of hooks shows that a rank may be in a batch of sends."""
     is_idle: bool = False
     """The job already hung at that point, so the fault had no effect."""
     times: int = 0

@@ -17,13 +17,15 @@ from typing import Any, Final, TypeAlias
 from frd.model import NodeNs
 from frd_agent import tap
 from frd_agent.ranks.tap_files import ExitRecord
+from tests.sim import hooks
 from tests.sim.effects import Effects
 from tests.sim.faults import Fault, Injected
+from tests.sim.hooks import HookRecorder
 from tests.sim.memory import Memory
 from tests.sim.ops import ENQUEUE_NS, MS, Group, Op, S, Task, all_reduce
 from tests.sim.programs import JobPlan, Programs
 from tests.sim.ranks import RUNS, Meeting, SimRank
-from tests.sim.recorder import Record
+from tests.sim.recorder import Record, Seat
 from tests.sim.traps import Traps
 
 Wall: TypeAlias = Callable[[int], int]
@@ -53,6 +55,13 @@ class Job:
         self._unnoticed: list[list[Record]] = [[] for _ in range(plan.nodes)]
         """What has completed since a node's watchdogs looked."""
         self._phase = [dice.randrange(_WATCHDOG_NS) for _ in range(plan.nodes)]
+        self._unseen: dict[SimRank, list[Record]] = {}
+        """What has completed since nccl2 of a rank looked."""
+        self._awaits: set[SimRank] = set()
+        """Ranks whose watchdog will look."""
+        looks = random.Random(f"looks/{begin_ns}/{plan.step_ns}")
+        self._looks = [looks.randrange(S) for _ in range(plan.world)]
+        """When in a second it looks, by rank. With and without hooks a job does the same."""
         self._births: list[tuple[int, Group, Injected]] = []
         """Groups to be made, and at which step."""
         self._effects = Effects(self)
@@ -193,22 +202,27 @@ class Job:
     def _enqueue(self, rank: SimRank, op: Op, device_ns: int) -> None:
         seat = rank.seats[op.group]
         is_gloo = seat.recorder.number == tap.GENERIC
+        is_hooked = isinstance(seat.recorder, HookRecorder)
         seat.op_id += 1
         if op.dst >= 0:
             seat.p2p_seq += 1
         else:
             seat.seq += 1
-        if is_gloo:
+        if is_hooked:
+            seat.enqueued = seat.op_id
+        elif is_gloo:
             seat.enqueued = seat.op_id
             rank.needs = 0
         else:
             seat.enqueued = seat.p2p_seq if op.dst >= 0 else seat.seq
         created_ns = self._wall[rank.node](self.now)
+        if self.plan.eager:
+            self._see(rank, seat)
         for part in op.parts:
             seat.recorder.write(Record(rank, seat, part, created_ns, 0))
         record = Record(rank, seat, op, created_ns, device_ns)
         record.came_at = self.now
-        if op.dst < 0 or not is_gloo:
+        if (op.dst < 0 or not is_gloo) and not (is_hooked and op.parts):
             seat.recorder.write(record)
         rank.queue.append(record)
         if len(rank.queue) == 1:
@@ -258,6 +272,9 @@ class Job:
         rank.queue.popleft()
         if record.seat.recorder.number == tap.GENERIC:
             record.seat.completed = record.number
+        elif isinstance(record.seat.recorder, HookRecorder):
+            if self.plan.hooks == "late" and not record.op.parts:
+                self._push(record)
         else:
             unnoticed = self._unnoticed[rank.node]
             unnoticed.append(record)
@@ -268,6 +285,33 @@ class Job:
         if len(rank.queue) <= rank.needs:
             rank.needs = RUNS
             self.after(rank.pause_ns, self.resume, rank)
+
+    def _push(self, record: Record) -> None:
+        """The watchdog of nccl2 will see that the op has ended."""
+        self._unseen.setdefault(record.rank, []).append(record)
+        if record.rank not in self._awaits:
+            self._awaits.add(record.rank)
+            self._await_look(record.rank)
+
+    def _await_look(self, rank: SimRank) -> None:
+        elapsed = (self.now - self._looks[rank.rank]) % S
+        self.after(S - elapsed, self._look, rank)
+
+    def _look(self, rank: SimRank) -> None:
+        if rank.stopped:
+            self._await_look(rank)
+        else:
+            self._awaits.discard(rank)
+            if rank.alive:
+                self._see(rank)
+
+    def _see(self, rank: SimRank, seat: Seat | None = None) -> None:
+        """What has ended, in the group of `seat` or in all."""
+        unseen = self._unseen.get(rank, [])
+        self._unseen[rank] = [r for r in unseen if seat is not None and r.seat is not seat]
+        for record in unseen:
+            if seat is None or record.seat is seat:
+                hooks.retire(record, self.wall_ns(rank.node), durations=self.plan.durations)
 
     def _watch(self, node: int) -> None:
         elapsed = (self.now - self._phase[node]) % _WATCHDOG_NS

@@ -107,9 +107,10 @@ def message(group: Group, src: int, dst: int, *, is_send: bool, batched: bool) -
 def collective(group: Group, what: str) -> Op:
     """The collective `what` of a program, as the recorders of its backend show it."""
     many, is_gloo = len(group.ranks), group.backend == "gloo"
+    is_hooked = group.backend == "nccl2"
     shard, whole = ((32, 1_024),), ((32 * many, 1_024),)
     match what:
-        case "barrier" if is_gloo:
+        case "barrier" if is_gloo or is_hooked:
             return Op(group, "barrier", (), (), "", 2 * MS)
         case "barrier":
             return Op(group, "all_reduce_barrier", ((1,),), ((1,),), "Float", 2 * MS)
@@ -124,6 +125,9 @@ def collective(group: Group, what: str) -> Op:
         case "all_gather":
             name = "all_gather" if is_gloo else "_all_gather_base"
             return Op(group, name, shard, whole, "BFloat16", 20 * MS)
+        case "all_gather_uneven" if is_hooked:
+            shards = tuple((32 + 8 * at, 1_024) for at in range(many))
+            return Op(group, "all_gather", shards[:1], shards, "BFloat16", 20 * MS)
         case "all_gather_uneven":
             return _uneven_all_gather(group)
         case "all_to_all":

@@ -167,8 +167,9 @@ class Oracle:
         if run is None or finding.kind not in _ABOUT_RANKS:
             return
         guilty = self._guilty(run)
-        # While a job ends, ranks wait in sends and receives that Gloo's recorder does not show.
-        is_hidden = run.job.plan.hides_p2p and self._world.ended is not None
+        # While a job ends, ranks wait in sends and receives that no recorder shows.
+        plan = run.job.plan
+        is_hidden = plan.hides_p2p and not plan.hooks and self._world.ended is not None
         for suspect in finding.suspects:
             if is_hidden and suspect.reason is Reason.CPU_STUCK:
                 continue
@@ -185,7 +186,8 @@ class Oracle:
     def _guilty(self, run: Run) -> set[int]:
         guilty: set[int] = set()
         for injected in run.job.injected:
-            guilty.update(injected.culprits, injected.may_name)
+            hidden = () if run.job.plan.hooks else injected.hidden
+            guilty.update(injected.culprits, injected.may_name, hidden)
         end, liars = self._world.ended, self._world.troubles.liars
         if end is not None and end.attempt == run.key.attempt and end.culprit is not None:
             guilty.add(end.culprit)
@@ -263,10 +265,15 @@ class Oracle:
 
     def _is_found(self, injected: Injected, run: Run) -> bool:
         reason, kinds = _EXPECTED[injected.fault.kind]
+        plan = run.job.plan
         # A rank that waits in a send that no recorder shows looks like a rank that never joined.
-        hidden = injected.may_name if run.job.plan.hides_p2p else frozenset()
+        may_name = injected.may_name | injected.hidden
+        hidden = may_name if plan.hides_p2p else frozenset()
         named = {(rank, reason) for rank in injected.culprits | hidden}
         named |= {(rank, Reason.CPU_STUCK) for rank in hidden}
+        if plan.hooks and plan.pipeline > 1 and injected.fault.kind is FaultKind.GIL_HELD:
+            # Its ring needs the GIL, and its counters do not distinguish sends from collectives.
+            named |= {(rank, Reason.UNREACHABLE) for rank in injected.culprits}
         return any(
             not named.isdisjoint(_labels(finding))
             or (finding.reason is reason and not injected.culprits)
@@ -319,7 +326,8 @@ class Oracle:
         named = {suspect.rank for finding in found for suspect in finding.suspects}
         run = self._world.runs[end.attempt]
         left = (rank for rank in run.job.ranks if rank.alive)
-        hidden = run.job.plan.hides_p2p and not collectives_waited_in(left)
+        plan = run.job.plan
+        hidden = plan.hooks == "issue" or (plan.hides_p2p and not collectives_waited_in(left))
         if end.kind is EndKind.RETURNS and (found or hidden):
             return  # its peers may not have joined what it left out, or no recorder shows it
         if end.culprit is not None and end.culprit not in named:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tests.sim.ops import DRAIN, ENQUEUE_NS, MS, Group, Op, Program, S, Task, collective, message
@@ -58,6 +58,14 @@ class JobPlan:
     checkpoint_every: int
     """In steps."""
     checkpoint_ns: int
+    hooks: str = ""
+    """How hooks of torch 2.15 record the job (``nccl2``), see `tests.sim.hooks`; empty: its backend
+    records itself."""
+    eager: bool = False
+    """Whatever issues an op finds the ends of earlier ones of its group, as in nccl2; otherwise
+    only the watchdog looks."""
+    durations: bool = False
+    """Hooks get the duration of each op (``late`` only)."""
 
     @property
     def nodes(self) -> int:
@@ -66,7 +74,15 @@ class JobPlan:
     @property
     def hides_p2p(self) -> bool:
         """True if ranks wait in sends and receives that no recorder shows."""
-        return self.backend == "gloo" and self.pipeline > 1
+        hides = self.batched if self.hooks == "late" else self.hooks == "issue"
+        return (self.backend == "gloo" or hides) and self.pipeline > 1
+
+    def hooked(self, form: str, *, eager: bool = False) -> JobPlan:
+        """The same job with nccl2; `form` as `hooks`."""
+        return replace(
+            self, backend="nccl2", timing=False, hooks=form,
+            eager=eager and form == "late", durations=self.timing and form == "late",
+        )  # fmt: skip
 
 
 def draw_plan(dice: random.Random, *, world: int | None = None) -> JobPlan:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 from frd.flight.entry import Status
 from frd_agent import tap
 from frd_agent.ranks.tap_files import ExitRecord, TapGroup
+from tests.sim import hooks
+from tests.sim.hooks import HookRecorder
 from tests.sim.memory import Memory, MemoryOfRank
 from tests.sim.ops import Group, Op, Program
 from tests.sim.recorder import HANDLERS, Record, Recorder, Seat
@@ -61,9 +63,14 @@ class SimRank:
         """The tap's thread is stopped; the socket answers."""
         self.groups: tuple[TapGroup, ...] = ()
         numbers = (tap.GENERIC,) if plan.backend == "gloo" else (tap.GENERIC, tap.NCCL)
-        self.recorders = {n: Recorder(n, plan.ring, timing=plan.timing) for n in numbers}
+        self.recorders: dict[int, Recorder | HookRecorder] = {
+            n: Recorder(n, plan.ring, timing=plan.timing) for n in numbers
+        }
         self.handlers = tuple(HANDLERS[number] for number in numbers)
         """Recorder handlers that it offers."""
+        if plan.hooks:
+            self.recorders[tap.HOOKED] = HookRecorder(plan.ring, plan.hooks)
+            self.handlers = (*self.handlers, tap.TRACE, tap.IGNORE_CAPTURES)
         self.device = memory
         self._job = job
 
@@ -95,13 +102,18 @@ class SimRank:
 
     def join(self, group: Group) -> None:
         """The rank has made a group."""
-        number = tap.GENERIC if group.backend == "gloo" else tap.NCCL
+        number = {"gloo": tap.GENERIC, hooks.BACKEND: tap.HOOKED}.get(group.backend, tap.NCCL)
         recorder = self.recorders[number]
         pg_id = recorder.seats[-1].pg_id + self._job.dice.randrange(1, 4) if recorder.seats else 0
         seat = self.seats[group] = Seat(group, pg_id, recorder)
         recorder.seats.append(seat)
         shown = TapGroup(group.name, group.ranks, group.desc, group.backend)
         self.groups = (*self.groups, shown)
+
+    @property
+    def hooked(self) -> tuple[str, ...]:
+        """Backends that hooks record, as the tap lists them."""
+        return (hooks.BACKEND,) if tap.HOOKED in self.recorders else ()
 
     @property
     def recorded(self) -> int:
@@ -131,9 +143,14 @@ class SimRank:
             for pg_id, status in recorder.status(self._job.now, self.head).items()
         }
 
-    def dump(self, handler: str) -> bytes:
-        """JSON as torch's `handler` writes it."""
-        recorder = next(r for n, r in self.recorders.items() if HANDLERS[n] == handler)
+    def dump(self, handler: str, backend: str = "") -> bytes:
+        """JSON as torch's `handler` writes it; `backend` is its parameter."""
+        if backend:
+            of = self.recorders.get(tap.HOOKED) if backend == hooks.BACKEND else None
+            hooked = of if isinstance(of, HookRecorder) else HookRecorder(0, "")
+            return hooked.dump_active() if handler == "fr_trace_json" else hooked.dump_whole()
+        recorder = self.recorders[next(n for n in HANDLERS if HANDLERS[n] == handler)]
+        assert isinstance(recorder, Recorder)
         return recorder.dump(self._job.now, self._job.wall_ns(self.node), self.head)
 
     def memory(self) -> MemoryOfRank:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -18,6 +18,7 @@ from frd_agent import tap
 from tests.sim.ops import Group, Op
 
 if TYPE_CHECKING:
+    from tests.sim.hooks import HookRecorder
     from tests.sim.ranks import Meeting, SimRank
 
 HANDLERS: Final = {tap.GENERIC: "fr_trace_json", tap.NCCL: "dump_nccl_trace_json"}
@@ -39,13 +40,13 @@ class Seat:
         "pg_id", "recorder", "seq", "started",
     )  # fmt: skip
 
-    def __init__(self, group: Group, pg_id: int, recorder: Recorder) -> None:
+    def __init__(self, group: Group, pg_id: int, recorder: Recorder | HookRecorder) -> None:
         self.group = group
         self.pg_id = pg_id
         self.recorder = recorder
         self.seq = 0
         self.p2p_seq = 0
-        self.op_id = 0
+        self.op_id = -1 if group.backend == "nccl2" else 0
         self.messages: dict[tuple[int, int], int] = {}
         """Sends or receives so far, by sender and receiver."""
         self.enqueued = self.started = self.completed = -1
@@ -133,23 +134,10 @@ class Recorder:
 
     def dump(self, now: int, wall_ns: int, head: Record | None) -> bytes:
         """The ring, as torch's handler writes it at `now`."""
-        status = {
-            str(pg_id): {
-                "last_enqueued_collective": str(of.enqueued),
-                "last_started_collective": str(of.started),
-                "last_completed_collective": str(of.completed),
-            }
-            for pg_id, of in self.status(now, head).items()
-        }
-        whole = b'{"version":"2.10","comm_lib_version":%b,"nccl_comm_state":{},"pg_config":{%b}'
+        entry = self._gloo_entry if self._is_gloo else self._entry
+        entries = [record.text or entry(record, now, wall_ns) for record in self._shown(now)]
         version = b'""' if self._is_gloo else b'"2.27.5"'
-        parts = [whole % (version, self._config()), b',"pg_status":', msgspec.json.encode(status)]
-        if self._ring:
-            entry = self._gloo_entry if self._is_gloo else self._entry
-            shown = self._shown(now)
-            entries = [record.text or entry(record, now, wall_ns) for record in shown]
-            parts += [b',"entries":[', b",".join(entries), b"]"]
-        return b"".join((*parts, b"}"))
+        return written(version, self._config(), self.status(now, head), entries)
 
     def _shown(self, now: int) -> Iterable[Record]:
         """Gloo counts an op, and writes its entry a little later."""
@@ -160,38 +148,57 @@ class Recorder:
     def _config(self) -> bytes:
         if self._is_gloo:  # written before the group knows its name
             return b'"":{"name":"","desc":"","ranks":"[]"}' if self.seats else b""
-        return b",".join(seat.group.config or _config_of(seat.group) for seat in self.seats)
+        return b",".join(seat.group.config or config_of(seat.group) for seat in self.seats)
 
     def _gloo_entry(self, record: Record, now: int, wall_ns: int) -> bytes:
         """Of the end, Gloo records only `retired`, a little later than the counters."""
         is_retired = 0 < record.done_at < now - _TEARS_NS
-        text = _format(record, b"scheduled", 0, 0, is_retired, b"")
+        text = format_entry(record, b"scheduled", 0, 0, is_retired, b"")
         if is_retired:
             record.text = text
         return text
 
     def _entry(self, record: Record, now: int, wall_ns: int) -> bytes:
         if record.op.is_part:  # the last entry has the end of the whole batch
-            record.text = _format(record, b"scheduled", 0, 0, False, b"")
+            record.text = format_entry(record, b"scheduled", 0, 0, False, b"")
             return record.text
         started_ns = record.started_ns
         if self.timing and not started_ns and 0 < record.ready_at <= now:
             started_ns = wall_ns
         if not record.done_at:
             state = b"started" if started_ns else b"scheduled"
-            return _format(record, state, started_ns, 0, False, b"")
+            return format_entry(record, state, started_ns, 0, False, b"")
         took = b""
         if self.timing:
             took = b'"duration_ms":%.3f,' % ((record.done_at - record.ready_at) / 1e6)
         is_retired = bool(record.completed_ns)
         completed_ns = record.completed_ns or wall_ns
-        text = _format(record, b"completed", started_ns, completed_ns, is_retired, took)
+        text = format_entry(record, b"completed", started_ns, completed_ns, is_retired, took)
         if is_retired:
             record.text = text
         return text
 
 
-def _format(
+def written(
+    version: bytes, config: bytes, status: Mapping[int, Status], entries: Sequence[bytes]
+) -> bytes:
+    """A dump; `version` and `config` are parts of its text. It has no entries if there are none."""
+    counters = {
+        str(pg_id): {
+            "last_enqueued_collective": str(of.enqueued),
+            "last_started_collective": str(of.started),
+            "last_completed_collective": str(of.completed),
+        }
+        for pg_id, of in status.items()
+    }
+    whole = b'{"version":"2.10","comm_lib_version":%b,"nccl_comm_state":{},"pg_config":{%b}'
+    parts = [whole % (version, config), b',"pg_status":', msgspec.json.encode(counters)]
+    if entries:
+        parts += [b',"entries":[', b",".join(entries), b"]"]
+    return b"".join((*parts, b"}"))
+
+
+def format_entry(
     record: Record, state: bytes, started_ns: int, completed_ns: int, retired: bool, took: bytes
 ) -> bytes:
     op, seat = record.op, record.seat
@@ -225,7 +232,7 @@ def _text_of(op: Op) -> bytes:
     return op.text
 
 
-def _config_of(group: Group) -> bytes:
+def config_of(group: Group) -> bytes:
     of = {"name": group.name, "desc": group.desc, "ranks": str(list(group.ranks))}
     group.config = msgspec.json.encode({group.name: of})[1:-1]
     return group.config

@@ -35,15 +35,18 @@ class Failure:
     where: str
     """The traceback."""
     cluster: bool = False
+    hooks: str = ""
 
     def __str__(self) -> str:
-        return f"seed {self.seed}: {self.what}\nagain: {command(self.seed, cluster=self.cluster)}"
+        again = command(self.seed, cluster=self.cluster, hooks=self.hooks)
+        return f"seed {self.seed}: {self.what}\nagain: {again}"
 
 
-def command(seed: int, world: int | None = None, *, cluster: bool = False) -> str:
+def command(seed: int, world: int | None = None, *, cluster: bool = False, hooks: str = "") -> str:
     """The command that repeats a world and makes it smaller."""
     more = "" if world is None else f" --world {world}"
     more += " --cluster" if cluster else ""
+    more += f" --hooks {hooks}" if hooks else ""
     return f".venv/bin/python -m tests.sim --seed {seed}{more} --shrink"
 
 
@@ -54,9 +57,11 @@ def live(
     world: int | None = None,
     cluster: bool = False,
     ends: bool = True,
+    hooks: str = "",
 ) -> Summary:
     """
-    `ends`: the job may end in another way than cleanly.
+    `ends`: the job may end in another way than cleanly. `hooks`: as `JobPlan.hooks`, not in a
+    cluster.
 
     Raises:
         Violation: a promise was broken. Any other exception is a fault of frd, or of the
@@ -66,7 +71,7 @@ def live(
     with calm(), tempfile.TemporaryDirectory(prefix="frd-sim-", dir=folder) as name:
         if cluster:
             return ClusterWorld(draw_cluster(seed, world), Path(name), only).live()
-        return World(replace(draw(seed, world), ends=ends), Path(name), only).live()
+        return World(replace(draw(seed, world, hooks), ends=ends), Path(name), only).live()
 
 
 @contextmanager
@@ -86,19 +91,19 @@ def calm() -> Iterator[None]:
         logging.disable(level)
 
 
-def attempt(seed: int, cluster: bool = False) -> Summary | Failure:
+def attempt(seed: int, cluster: bool = False, hooks: str = "") -> Summary | Failure:
     try:
-        return live(seed, cluster=cluster)
+        return live(seed, cluster=cluster, hooks=hooks)
     except Exception as error:
         what = str(error) if isinstance(error, Violation) else repr(error)
-        return Failure(seed, what, traceback.format_exc(), cluster)
+        return Failure(seed, what, traceback.format_exc(), cluster, hooks)
 
 
 def attempt_all(
-    seeds: Iterable[int], jobs: int, *, cluster: bool = False
+    seeds: Iterable[int], jobs: int, *, cluster: bool = False, hooks: str = ""
 ) -> Iterator[Summary | Failure]:
     """As they come, in any order."""
-    seeds, one = list(seeds), partial(attempt, cluster=cluster)
+    seeds, one = list(seeds), partial(attempt, cluster=cluster, hooks=hooks)
     if jobs <= 1:
         yield from map(one, seeds)
         return
@@ -107,22 +112,24 @@ def attempt_all(
         yield from pool.imap_unordered(one, seeds)
 
 
-def shrink(seed: int, world: int | None = None, *, cluster: bool = False) -> list[int]:
+def shrink(
+    seed: int, world: int | None = None, *, cluster: bool = False, hooks: str = ""
+) -> list[int]:
     """The fewest events, by number, with which the same promise is broken."""
     drawn = draw_cluster(seed, world) if cluster else draw(seed, world)
     numbers = [event.number for event in drawn.events]
-    broken = _broken(seed, numbers, world, cluster)
+    broken = _broken(seed, numbers, world, cluster, hooks)
     for number in list(numbers):
         fewer = [other for other in numbers if other != number]
-        if broken and _broken(seed, fewer, world, cluster) == broken:
+        if broken and _broken(seed, fewer, world, cluster, hooks) == broken:
             numbers = fewer
     return numbers
 
 
-def _broken(seed: int, only: Collection[int], world: int | None, cluster: bool) -> str:
+def _broken(seed: int, only: Collection[int], world: int | None, cluster: bool, hooks: str) -> str:
     """The broken promise; empty if none is broken."""
     try:
-        live(seed, only=only, world=world, cluster=cluster)
+        live(seed, only=only, world=world, cluster=cluster, hooks=hooks)
     except Violation as violation:
         return violation.promise
     except Exception as error:

@@ -35,6 +35,8 @@ _USUAL: Final = 64
 _SMALLER: Final = 0.75
 """So many of the larger worlds are small ones instead: small worlds find as much in less time.
 Worlds beyond the usual size are rare anyway."""
+_EAGER: Final = 0.7
+"""Share of jobs with late completions that are recorded as nccl2's are."""
 WARM: Final = 10 * S
 LAST: Final = 45 * S
 """Nothing begins later, and troubles of machines and wire end in time."""
@@ -122,8 +124,8 @@ class Scenario:
         return random.Random(f"{self.seed}/{of}")
 
 
-def draw(seed: int, world: int | None = None) -> Scenario:
-    """The world of a seed; `world` overrides the number of ranks."""
+def draw(seed: int, world: int | None = None, hooks: str = "") -> Scenario:
+    """The world of a seed; `world` overrides the number of ranks, `hooks` what records the job."""
     dice = random.Random(f"{seed}/scenario")
     plan = draw_plan(random.Random(f"{seed}/plan"), world=world)
     if world is None and _SMALL < plan.world <= _USUAL:
@@ -151,4 +153,6 @@ def draw(seed: int, world: int | None = None) -> Scenario:
     numbered = tuple(
         Event(number, e.at, e.trouble, e.share, e.length) for number, e in enumerate(events)
     )
+    if hooks:
+        plan = plan.hooked(hooks, eager=random.Random(f"{seed}/eager").random() < _EAGER)
     return Scenario(seed, plan, limits, numbered)

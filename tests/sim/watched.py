@@ -37,7 +37,7 @@ from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.rank_progress import live_progress, raw_counters
 from frd_agent.recorder.recorders import Heartbeat, Recorders
 from frd_agent.recorder.rows import Row, columns
-from frd_agent.recorder.worker_server import First, Refused, Silent
+from frd_agent.recorder.worker_server import Busy, First, Refused, Silent
 from tests.sim.ranks import SimRank
 from tests.world.clocks import S
 
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 _PUBLISH: Final = S
 _DUMP_S: Final = 3.0
-_HEARTBEAT: Final = Heartbeat(NodeRawNs(0), is_stale=False)
 _STOPPED_S: Final = 1.5
 _FILES_STAY: Final = 60 * S
 
@@ -92,7 +91,11 @@ class _Socket:
         **params: str,
     ) -> bytes:
         self._check()
-        return self._rank.dump(name)
+        if first is not None:
+            first.answered = not self._rank.gil_held
+            if first.required and not first.answered:
+                raise Busy("its interpreter does not answer")
+        return self._rank.dump(name, **params)
 
     def _check(self) -> None:
         if not self._rank.alive:
@@ -112,6 +115,7 @@ class Watched:
         self.number = dictionary.rank(self._attempt, process.info)
         self._naming = Naming(dictionary, self._attempt)
         self._recorders = Recorders(_Socket(process.rank), agent.time)
+        self._recorders.hooked = process.rank.hooked
         self._recorders.begin_attempt(self._naming)
         self._watch = PollSchedule(PollPolicy())
         self._groups: tuple[TapGroup, ...] = ()
@@ -173,6 +177,7 @@ class Watched:
     def _stand(self, now_s: float) -> None:
         exact = self._show()
         age_s = max(self._agent.raw_ns() - self._published_mono_ns, 0) / 1e9
+        self._watch.needs_gil = self._recorders.needs_gil
         self._watch.see(self._raw, age_s, exact=exact, now=now_s)
 
     def _show(self) -> bool:
@@ -209,8 +214,11 @@ class Watched:
         self.recorded += len(rows)
 
     def _ask(self) -> None:
+        beat = Heartbeat(self._published_at_ns, is_stale=self._watch.is_stale)
+        may_hold = self._watch.may_hold(self._agent.raw_ns() / 1e9)
+        asked = self._recorders.read(_DUMP_S, beat, self._record, may_hold=may_hold)
         try:
-            reading = _finish(self._recorders.read(_DUMP_S, _HEARTBEAT, self._record))
+            reading = _finish(asked)
         except ServiceUnavailable as error:
             self._silent = isinstance(error, Silent)
             return
@@ -218,7 +226,8 @@ class Watched:
         if reading.problems:
             raise AssertionError(f"a dump that cannot be read: {reading.problems}")
         self.lost += reading.lost
-        self._watch.dumped(raw_counters(self._recorders.trackers), reading.entries)
+        raw = raw_counters(self._recorders.trackers)
+        self._watch.dumped(raw, reading.entries, held=reading.held)
         if reading.unread:
             self._watch.retry()
         self._agent.current.set_channels(self._recorders.channels(self.number))

@@ -232,6 +232,7 @@ class World:
 
     def start_job(self) -> None:
         plan, attempt = self.scenario.plan, len(self.runs)
+        torch, backend = ("2.15.0", "nccl") if plan.hooks else ("2.13.0", plan.backend)
         walls = [host.real for host in self.hosts]
         job = Job(plan, walls, self.dice(f"job/{attempt}"), self.kernel.now)
         run = Run(AttemptKey(JOB, attempt), job, self.kernel.now)
@@ -240,8 +241,8 @@ class World:
             node = self.nodes[rank.node]
             info = RankInfo(
                 rank=rank.rank, world_size=plan.world, node=node.name, boot_id=node.boot_id,
-                pid=self._pids, local_rank=rank.local_rank, torch_version="2.13.0",
-                backends=(plan.backend,), devices=(f"GPU-{rank.rank}",),
+                pid=self._pids, local_rank=rank.local_rank, torch_version=torch,
+                backends=(backend,), devices=(f"GPU-{rank.rank}",),
             )  # fmt: skip
             process = Process(run.key, rank, info)
             run.processes.append(process)
