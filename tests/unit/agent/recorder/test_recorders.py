@@ -220,7 +220,7 @@ LISTS = b'{"version": "2.10", "x": [' + b"[]," * 6_000_000 + b"[]]}"
 def test_a_hostile_answer_costs_little(answer: bytes, why: str) -> None:
     """An answer is JSON of a limited number of values, and is refused before they are made."""
     agent = Agent()
-    agent.rank.dump = lambda handler: answer  # type: ignore[method-assign]
+    agent.rank.dump = lambda handler, backend="": answer  # type: ignore[method-assign]
     tracemalloc.start()
     began_s = time.process_time()
     problems = agent.read(3).problems
