@@ -229,8 +229,8 @@ def _supported(version: Any, source: str) -> str:
 
 
 def _groups(config: Any, warnings: list[str]) -> Iterator[tuple[str, GroupInfo]]:
-    """Groups of known membership. Gloo writes one row for all its groups, without a name and with the
-    members of one of them or none; torchft has a group without a name, which its entries name so."""
+    """Groups of known membership. Gloo writes one row for all its groups, without a name, and with
+    the members of one of them or none. torchft has a group without a name, in which entries are."""
     if not isinstance(config, Mapping):
         return
     for name, raw in config.items():

@@ -23,6 +23,7 @@ async def failure(ask: Awaitable[bytes]) -> Exception:
     return caught.value
 
 
+@pytest.mark.recorder
 @pytest.mark.torch
 async def test_a_rank_answers(standing_rank: Callable[[str], Any]) -> None:
     """A rank lists its handlers and dumps its ring; an unknown handler is an error."""
