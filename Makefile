@@ -14,11 +14,13 @@ COMPUTING := $(addprefix tests/,unit property unit/engine unit/agent unit/servic
 REAL := --reruns 1 -rR
 # Seeds of `make sim`: one or two seconds of a core each.
 SEEDS := 1000
+# What `make test-torch` runs.
+TESTS := tests/e2e
 # The code that mutmut changes; a file such as frd/engine/hangs/attribution.py takes minutes, all of it hours.
 MODULE := frd/engine
 BENCHES := ingest door overhead start phase analyze clock memory poll traces inspect_suspect waits_for web
 
-.PHONY: help demo test test-real $(COMPUTING) quick quick-tests prepare test-frameworks test-gpu test-pods test-slurm test-wheel lint coverage sim soak mutants bench proto dashboards requirements sbom clean
+.PHONY: help demo test test-real $(COMPUTING) quick quick-tests prepare test-torch test-frameworks test-gpu test-pods test-slurm test-wheel lint coverage sim soak mutants bench proto dashboards requirements sbom clean
 .DELETE_ON_ERROR:
 
 help:
@@ -30,6 +32,7 @@ help:
 	@echo "make sim SEEDS=N  simulate N jobs with one service, N with replicas, 2N with hooks; all frozen verdicts"
 	@echo "make soak    end-to-end tests that are too long for make test (10 minutes)"
 	@echo "make mutants MODULE=PATH  small changes that must fail a test: forty chosen ones, then mutmut in PATH"
+	@echo "make test-torch TORCH=VERSION  the tests with real ranks, on another release of torch (6 minutes)"
 	@echo "make test-frameworks  hangs and ends of real jobs that torchrun, Lightning, Ray and others start (20 minutes)"
 	@echo "make test-gpu  hangs, memory and CUDA graphs of real jobs with NCCL; one GPU is enough (5 minutes)"
 	@echo "make test-pods  the image, the chart's pods and a systemd in real containers; root on Debian (10 minutes)"
@@ -100,6 +103,15 @@ soak: .venv/installed torch
 	@$(BIN)/pytest $(REAL) -n 3 --dist loadgroup -m "soak and not alone" --durations 10 tests/e2e
 	@$(BIN)/pytest $(REAL) -m "soak and alone" tests/e2e
 
+# The tests of `test-real` and `test` with real ranks, in a separate environment for each release of torch.
+test-torch:
+	@test -n "$(TORCH)" || { echo "frd: test-torch: no release: name one: make test-torch TORCH=2.15.0 \
+	(2.7.0, 2.9.1, 2.10.0, 2.13.0 and 2.15.0 are tried, see docs/frameworks.md)" >&2; exit 2; }
+	@$(MAKE) --no-print-directory .venv-torch-$(TORCH)/installed
+	@echo "frd: tests with real ranks: torch $(TORCH)"
+	@.venv-torch-$(TORCH)/bin/pytest $(REAL) -n 4 --dist loadgroup -m "torch and not alone and not soak" --durations 10 $(TESTS)
+	@.venv-torch-$(TORCH)/bin/pytest $(REAL) -m "torch and alone and not soak" $(TESTS) || test $$? = 5  # none
+
 # In a separate environment: the frameworks are large, and `make test` needs none of them.
 test-frameworks: .venv-frameworks/installed
 	@.venv-frameworks/bin/pytest $(REAL) tests/frameworks
@@ -141,7 +153,7 @@ sbom: .venv/installed
 	@$(BIN)/python -m scripts.sbom dist
 
 clean:
-	rm -rf .venv .venv-proto .venv-uv .venv-frameworks .venv-gpu .pods .slurm dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .mutants \
+	rm -rf .venv .venv-proto .venv-uv .venv-frameworks .venv-gpu .venv-torch-* .pods .slurm dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .mutants \
 		.import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -161,6 +173,11 @@ LOCKED := $(addprefix requirements/,service.txt build.txt) scripts/venv scripts/
 	@echo "frd: installing torch and NCCL for GPUs (a large download)"
 	@scripts/install .venv-gpu/bin/python --quiet -r requirements/demo.txt
 	@.venv-gpu/bin/python -m pip --quiet --disable-pip-version-check install --require-hashes --no-deps -r requirements/nccl.txt
+	@touch $@
+
+.venv-torch-%/installed: pyproject.toml $(addprefix requirements/,dev.txt cluster.txt) $(LOCKED) scripts/torch-release
+	@scripts/venv .venv-torch-$* $(PYTHON) requirements/dev.txt --editable
+	@scripts/torch-release .venv-torch-$* $*
 	@touch $@
 
 .venv-frameworks/installed: $(addprefix requirements/,frameworks.txt demo.txt torch-cpu.txt) $(LOCKED)

@@ -204,6 +204,8 @@ def _dump(header: _Header, entries: list[Entry], warnings: list[str], source: st
     version = _supported(header.version, source)
     library = header.comm_lib_version or header.nccl_version
     groups = dict(_groups(header.pg_config, warnings))
+    if "" in groups and all(entry.group_name for entry in entries):
+        del groups[""]
     status = dict(_statuses(header.pg_status, warnings))
     if len(warnings) > MAX_WARNINGS:
         more = len(warnings) - MAX_WARNINGS
@@ -227,8 +229,8 @@ def _supported(version: Any, source: str) -> str:
 
 
 def _groups(config: Any, warnings: list[str]) -> Iterator[tuple[str, GroupInfo]]:
-    """Groups of known membership. The row of Gloo, which has no name and no members, is skipped;
-    torchft has groups with members and without a name."""
+    """Groups of known membership. Gloo writes one row for all its groups, without a name, and with
+    the members of one of them or none. torchft has a group without a name, in which entries are."""
     if not isinstance(config, Mapping):
         return
     for name, raw in config.items():

@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(100)
 
 
+@pytest.mark.recorder
 @pytest.mark.torch
 async def test_a_hanging_job_is_reported(tmp_path: Path) -> None:
     """Rank 1 of a real gloo job is stuck in its data loader, and is killed later: the agent reports

@@ -21,7 +21,12 @@ from tests.world.webhook import Receiver
 STALL_AFTER_S = 5.0
 LATE_S = 18.0
 PROGRAMS = ("prometheus", "prometheus-alertmanager")
-pytestmark = [pytest.mark.torch, pytest.mark.prometheus, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.recorder,
+    pytest.mark.prometheus,
+    pytest.mark.timeout(240),
+]
 
 
 @pytest.mark.long

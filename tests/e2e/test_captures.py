@@ -17,7 +17,7 @@ from tests.world.c_library import shared_library
 from tests.world.daemons import JOBS, first_line, running
 
 SOURCE = Path(__file__).parents[1] / "cuda" / "driver.c"
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.recorder]
 
 
 @pytest.fixture(scope="module")

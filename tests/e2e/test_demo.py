@@ -91,6 +91,7 @@ def children() -> set[int]:
     return numbers - warm_parents()
 
 
+@pytest.mark.recorder
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in SCENARIOS])
 def test_scenario_names_the_injected_ranks(name: str, check: Check) -> None:
     """Every scenario ends with exit 0, its JSON names exactly the injected ranks, and afterwards no
@@ -170,6 +171,7 @@ def test_a_demo_that_is_ended_early_leaves_nothing(folder: Path) -> None:
     assert_nothing_is_left(folder)
 
 
+@pytest.mark.recorder
 def test_missing_rank_shows_the_line(folder: Path) -> None:
     """The default scenario shows a person the stuck rank and the line in which it is stuck; the
     page has an address while the demo runs."""

@@ -13,7 +13,7 @@ import pytest
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from tests.world.daemons import finding_with, frd, run_program, watched
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.torch, pytest.mark.recorder, pytest.mark.timeout(120)]
 
 
 def test_dump_now_and_after_the_job_is_gone(tmp_path: Path) -> None:

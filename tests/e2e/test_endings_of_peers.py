@@ -9,7 +9,7 @@ import pytest
 from frd.cli.commands.demo.scenarios import Scenario
 from tests.world.daemons import JOBS, findings, until, watched
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.torch, pytest.mark.recorder, pytest.mark.timeout(120)]
 
 
 def only(place: str, kind: str) -> dict[str, Any]:

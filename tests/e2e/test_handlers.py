@@ -23,12 +23,13 @@ async def failure(ask: Awaitable[bytes]) -> Exception:
     return caught.value
 
 
+@pytest.mark.recorder
 @pytest.mark.torch
 async def test_a_rank_answers(standing_rank: Callable[[str], Any]) -> None:
     """A rank lists its handlers and dumps its ring; an unknown handler is an error."""
     handlers = Handlers(standing_rank("sleep").socket)
     assert {"fr_trace_json", "ping", "dump_traceback"} <= set(await handlers.names())
-    body = await handlers.ask("fr_trace_json", backend="nccl 2&x=1")
+    body = await handlers.ask("fr_trace_json", unknown="nccl 2&x=1")
     assert len(parse(body, source="rank").entries) == 50
     unknown = await failure(handlers.ask("no such handler/"))
     assert isinstance(unknown, HandlerFailed)

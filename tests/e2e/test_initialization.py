@@ -119,6 +119,7 @@ def sure(client: Client) -> dict[str, Any] | None:
     return None
 
 
+@pytest.mark.recorder
 @pytest.mark.parametrize("place", ["late", pytest.param("helpers", marks=pytest.mark.soak)])
 def test_a_slow_start(place: str) -> None:
     """Rank 2 comes some seconds after the others, in one job every rank has helper processes that

@@ -14,6 +14,7 @@ from tests.world.daemons import JOBS, finding_with, frd, until, watched
 pytestmark = pytest.mark.torch
 
 
+@pytest.mark.recorder
 @pytest.mark.timeout(120)
 def test_a_hang_in_eval_says_so() -> None:
     """Rank 1 sleeps in the eval of epoch 2, the other waits in epoch 3's first all_reduce: the
@@ -38,6 +39,7 @@ def test_a_hang_in_eval_says_so() -> None:
         )
 
 
+@pytest.mark.recorder
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("trouble", "policy_of", "kind"),

@@ -17,7 +17,7 @@ from frd.forms import finding_from_json
 from tests.world.daemons import JOBS, Stage, finding_with, findings, until, watched
 
 HEALTHY_S = float(os.environ.get("FRD_HEALTHY_SECONDS", "50"))
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.recorder]
 
 
 @pytest.mark.soak

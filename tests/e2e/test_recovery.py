@@ -29,6 +29,7 @@ def group(client: Client, job: str, label: str = "default_pg") -> Mapping[str, A
     raise FrdError(f"job {job} has no group {label} yet")
 
 
+@pytest.mark.recorder
 @pytest.mark.long
 def test_restarted_job_starts_clean() -> None:
     """torchrun restarts a job after a killed rank: the old attempt's finding closes."""

@@ -21,7 +21,7 @@ from frd.cli.commands.demo.scenarios import Scenario
 from frd.errors import ServiceUnavailable
 from tests.world.daemons import JOBS, Stage, findings, frd, metric, opened_s, throughout, until
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.torch, pytest.mark.recorder, pytest.mark.timeout(180)]
 
 HOUR: Final = 3600
 DAY: Final = 24 * HOUR

@@ -114,6 +114,7 @@ def ask(address: str, handler: str) -> bytes:
     return asyncio.run(Handlers(address).ask(handler))
 
 
+@pytest.mark.recorder
 def test_ranks_below_exec_are_published(tmp_path: Path) -> None:
     """Two ranks of a script that knows no frd: identity, groups, counters, socket, all private."""
     run_dir = tmp_path / "run"
@@ -164,6 +165,7 @@ def test_groups_and_attempts_are_followed(tmp_path: Path) -> None:
         assert [g.desc for g in identity(tmp_path).groups] == ["default_pg"]
 
 
+@pytest.mark.recorder
 def test_counters_go_stale_while_the_socket_answers(tmp_path: Path) -> None:
     """A rank that holds the GIL stops publishing, but its recorder can be read."""
     with puppets(1, tmp_path) as [rank]:

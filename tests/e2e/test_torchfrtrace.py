@@ -12,7 +12,11 @@ from frd.flight.load import load_dump
 from frd.flight.write import write_pickle
 from tests.world.daemons import JOBS, run_program, running
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("torchfrtrace")]  # one pair for all
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.recorder,
+    pytest.mark.xdist_group("torchfrtrace"),  # one pair for all
+]
 
 MEMBERSHIP = {"0": ("default_pg", (0, 1)), "1": ("pair", (0, 1))}
 

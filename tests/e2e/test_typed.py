@@ -62,6 +62,7 @@ def typed(shown: str, env: dict[str, str], folder: Path, log: str) -> Iterator[s
         process.send_signal(signal.SIGTERM)
 
 
+@pytest.mark.recorder
 @pytest.mark.long
 @pytest.mark.torch
 def test_a_job_hangs_on_a_workstation(person: dict[str, str], here: Path) -> None:

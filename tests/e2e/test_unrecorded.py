@@ -12,7 +12,7 @@ from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import Scenario
 from tests.world.daemons import JOBS, Stage, findings, until, watched
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.torch, pytest.mark.recorder, pytest.mark.timeout(120)]
 
 
 def found(place: str, is_right: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:

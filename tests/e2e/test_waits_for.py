@@ -44,6 +44,7 @@ def found(call: str, what: str, release: Callable[[], None] = lambda: None) -> d
             release()
 
 
+@pytest.mark.recorder
 def test_a_checkpoint_on_a_file_server_that_does_not_answer(tmp_path: Path) -> None:
     """Rank 2 is in fsync: file, mount and server are named."""
     (tmp_path / "ckpt").mkdir()
@@ -61,6 +62,7 @@ def test_a_checkpoint_on_a_file_server_that_does_not_answer(tmp_path: Path) -> N
     )
 
 
+@pytest.mark.recorder
 def test_a_server_that_does_not_answer() -> None:
     """Rank 2 is in recv: the address is named."""
     with socket.create_server(("127.0.0.1", 0)) as server:

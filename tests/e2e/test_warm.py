@@ -29,6 +29,7 @@ JOBS_OF_BOTH = {
 }
 
 
+@pytest.mark.recorder
 @pytest.mark.long
 @pytest.mark.parametrize("job", JOBS_OF_BOTH)
 def test_the_verdict_is_the_same(job: str) -> None:

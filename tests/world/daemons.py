@@ -156,9 +156,16 @@ def freeze(process: subprocess.Popen[Any]) -> None:
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
 
 
+_GLOOS_OWN = "[Gloo] Rank "
+"""Begins a line that some releases of torch (2.9 and 2.10) write to stdout for each group."""
+
+
 def first_line(process: subprocess.Popen[str]) -> str:
+    """Of the program itself."""
     assert process.stdout is not None
-    return process.stdout.readline()
+    while (line := process.stdout.readline()).startswith(_GLOOS_OWN):
+        pass
+    return line
 
 
 def run_program(
@@ -168,7 +175,7 @@ def run_program(
     cwd: Path | None = None,
     check: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run to the end, and keep what was written."""
+    """Run to the end, and keep what the program wrote."""
     process = Process(
         command,
         env=env,
@@ -182,7 +189,9 @@ def run_program(
             output = process.communicate(timeout=120)
         finally:
             process.kill()
-    done = subprocess.CompletedProcess(command, process.returncode, *output)
+    lines = output[0].splitlines(keepends=True)
+    stdout = "".join(line for line in lines if not line.startswith(_GLOOS_OWN))
+    done = subprocess.CompletedProcess(command, process.returncode, stdout, output[1])
     if check:
         done.check_returncode()
     return done

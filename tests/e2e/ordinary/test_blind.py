@@ -12,7 +12,7 @@ from frd.cli import BLIND, FAILED, FINDINGS_PRESENT
 from frd.cli.client import Client
 from tests.world.daemons import STEADY, Stage, findings, frd, until
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.torch, pytest.mark.recorder, pytest.mark.timeout(300)]
 
 WATCHING = "watching 1 job, 2 ranks, 1 agent; last heard "
 

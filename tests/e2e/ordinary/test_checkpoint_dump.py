@@ -13,7 +13,7 @@ import pytest
 from frd.cli.commands.demo.scenarios import Scenario
 from tests.world.daemons import JOBS, frd, until, watched
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torch, pytest.mark.recorder, pytest.mark.timeout(240)]
 
 STALL_AFTER_S = 60.0
 """Of the service: more than a busy machine needs for a dump."""

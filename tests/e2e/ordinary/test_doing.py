@@ -11,7 +11,7 @@ from frd.cli.commands.demo.scenarios import Scenario
 from frd_agent.ranks.stacks.outside import NoStack, py_spy
 from tests.world.daemons import JOBS, findings, frd, until, watched
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torch, pytest.mark.recorder, pytest.mark.timeout(240)]
 
 
 def line_of(text: str) -> int:

@@ -119,6 +119,7 @@ def suspects(finding: Finding) -> list[tuple[int, str, str]]:
     return [(s["rank"], s["reason"], s["confidence"]) for s in finding["suspects"]]
 
 
+@pytest.mark.recorder
 def test_ctrl_c_on_a_hang_keeps_its_cause(jobs: Jobs) -> None:
     """Rank 1 hangs and is named; the user presses Ctrl-C: its cause stays, the end is added."""
     job = jobs.start("hang").steps()
@@ -153,6 +154,7 @@ def test_ctrl_c_on_healthy_jobs_is_no_finding(jobs: Jobs, batches: list[int]) ->
     assert not any(found.values()), found
 
 
+@pytest.mark.recorder
 def test_the_first_to_go_is_the_cause(jobs: Jobs) -> None:
     """A crash under torchrun, an early return, an exit status, and peers that catch and wait."""
     started = {

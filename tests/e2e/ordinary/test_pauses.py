@@ -15,7 +15,7 @@ STALL_AFTER_S = 2.0
 CHECKPOINT_S = 5.0
 CRITICAL_AFTER_S = 12.0
 """A machine that is very busy may stretch a checkpoint."""
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.torch, pytest.mark.recorder, pytest.mark.timeout(300)]
 
 
 def findings(http: str) -> list[dict[str, Any]]:

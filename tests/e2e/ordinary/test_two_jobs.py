@@ -30,7 +30,7 @@ from tests.world.daemons import (
     watched,
 )
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torch, pytest.mark.recorder, pytest.mark.timeout(240)]
 until = partial(daemons.until, ignoring=FrdError)
 
 

@@ -18,6 +18,7 @@ SOURCE = Path(__file__).parents[2] / "shortage" / "accept.c"
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 
 
+@pytest.mark.recorder
 async def test_a_rank_is_not_asked_while_handles_are_short(tmp_path: Path, run_dir: Path) -> None:
     """accept fails in the rank, which would end it: a dump is answered from what is known, the
     status of the rank has the reason, and the rank trains on. Afterwards it is asked again."""

@@ -21,6 +21,7 @@ FEW_FILES = "ulimit -n 80; exec "
 SOAK = [pytest.param(name, marks=pytest.mark.soak) for name in ("mismatch", "cascade")]
 
 
+@pytest.mark.recorder
 @pytest.mark.parametrize("scenario", ["missing_rank", *SOAK])
 def test_a_hang_has_the_same_verdict(scenario: str) -> None:
     """A rank without progress publishes its recorder: the demo finds the rank that it expects."""

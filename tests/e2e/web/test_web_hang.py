@@ -21,7 +21,11 @@ from tests.e2e.web.browser import Watched
 from tests.world.daemons import PATIENCE_S, findings
 from tests.world.daemons import watched as staged
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("web")]  # one Chromium for all
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.recorder,
+    pytest.mark.xdist_group("web"),  # one Chromium for all
+]
 WITHIN_S = 2.0
 """From the API's naming of a rank to the page's."""
 LINE = "time.sleep(3600)"

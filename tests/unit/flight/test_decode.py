@@ -242,13 +242,17 @@ def test_members_in_every_spelling(ranks: Any, members: tuple[int, ...]) -> None
 
 def test_a_group_without_a_name() -> None:
     """torchft's group of rank 0 of each replica has members and no name: it is a group."""
-    dump = parsed(dumped(pg_config={"": {"name": "", "desc": "", "ranks": "[0, 2]"}}))
+    unnamed = entry(0, process_group=["", ""])
+    dump = parsed(dumped(unnamed, pg_config={"": {"name": "", "desc": "", "ranks": "[0, 2]"}}))
     assert dump.groups == {"": GroupInfo("", "", (0, 2))}
 
 
-def test_gloo_group_is_passed_over() -> None:
-    """Gloo's nameless empty group is normal: no group, and no warning every second."""
-    dump = parsed(dumped(pg_config={"": {"name": "", "desc": "", "ranks": "[]"}}))
+@pytest.mark.parametrize("ranks", ["[]", "[0, 1]"])
+def test_gloo_group_is_passed_over(ranks: str) -> None:
+    """Gloo's nameless row, with no members or with those of the group that was made last, is
+    normal: no group, and no warning every second."""
+    of_gloo = entry(0, process_group=["0", "default_pg"])
+    dump = parsed(dumped(of_gloo, pg_config={"": {"name": "", "desc": "", "ranks": ranks}}))
     assert dump.groups == {}
     assert dump.warnings == ()
 
