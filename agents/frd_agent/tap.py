@@ -330,6 +330,9 @@ ALLOW_PTRACE = "FRD_ALLOW_PTRACE"
 """Variable: 1 if `frd-agent exec --allow-ptrace` was given."""
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1).value
+RECORDS_SINCE = (2, 11)
+"""From this version of torch on, the recorders have 2,000 entries by default; from 2.8 on, when the
+first one was made for Gloo, none."""
 RENAMED_SINCE = (2, 10)
 """From this version of torch on: it reads the present names and warns about the old ones."""
 
@@ -596,14 +599,19 @@ def settle_variables(environ: MutableMapping[str, str]) -> None:
     value: torch prints a line for each old name. Call it on a thread that imports
     torch.distributed.
     """
-    version = getattr(sys.modules.get("torch.version"), "__version__", "")
-    major, _, rest = str(version).partition(".")
-    minor = rest.partition(".")[0]
-    if not (major.isdecimal() and minor.isdecimal()) or (int(major), int(minor)) < RENAMED_SINCE:
+    if _torch_version() < RENAMED_SINCE:
         return
     for present, old in RENAMED:
         if present in environ and environ.get(old) == environ[present]:
             del environ[old]
+
+
+def _torch_version() -> tuple[int, ...]:
+    """Major and minor; empty if unknown."""
+    version = getattr(sys.modules.get("torch.version"), "__version__", "")
+    major, _, rest = str(version).partition(".")
+    minor = rest.partition(".")[0]
+    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else ()
 
 
 # -- the thread ------------------------------------------------------------------------------
@@ -1375,8 +1383,11 @@ def _text(read: Any) -> str:
 
 
 def switched_off(environ: Mapping[str, str]) -> str:
-    """The setting that switches torch's recorders off; empty without one. The first name counts."""
-    sizes = [f"{name}={environ[name]}" for name in RENAMED[0] if name in environ]
+    """The setting that switches torch's recorders off, ``default`` if torch does; else empty. Of
+    both names the first that is set counts."""
+    sizes = [f"{name}={environ[name]}" for name in RENAMED[0] if environ.get(name)]
+    if not sizes:
+        return "default" if (2, 8) <= _torch_version() < RECORDS_SINCE else ""
     return "".join(size for size in sizes[:1] if size.endswith("=0"))
 
 

@@ -243,7 +243,7 @@ def recorders_check(files: Sequence[TapFile]) -> Iterator[Check]:
     for rank, why in lacking[:1]:
         more = f", and {len(lacking) - 1} more" if lacking[1:] else ""
         yield Check.warning("recorder", f"rank {rank}{more}: not read while it trains: {why}")
-    unread = sorted((one.rank, one.unread or one.off) for one in known if not one.exit)
+    unread = sorted((one.rank, one.unread or one.off_text) for one in known if not one.exit)
     for rank, why in [one for one in unread if one[1]][:1]:
         yield Check.warning("collectives", f"of rank {rank} and others cannot be read: {why}")
 

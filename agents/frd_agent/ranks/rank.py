@@ -279,7 +279,7 @@ class Rank:
         identity = self.identity
         why = identity.unread or self._failure
         if identity.off and not self.counters.status:
-            why = f"{identity.off} switches torch's Flight Recorder off: unset it, or set 2000"
+            why = identity.off_text
         if not (self._has_socket or self._dumps):
             why = why or identity.socket_error or "it has no socket"
         if not why or self._readable_s < 0:

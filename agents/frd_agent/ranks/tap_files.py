@@ -126,7 +126,7 @@ class TapIdentity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     kept: Annotated[tuple[_UInt, ...], msgspec.Meta(max_length=64)] | None = None
     """Numbers of the recorders that its torch has; None of an older tap."""
     off: _Text = ""
-    """The setting that switches the recorders off; empty without one."""
+    """The setting that switches the recorders off, or ``default``; empty without one."""
     run: _Text = ""
     """The launch of the job, by the address where its ranks meet; empty if unknown."""
     exit: ExitRecord | None = None
@@ -165,6 +165,16 @@ class TapIdentity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             if not any(map(self._keeps, backends)):
                 lacking |= backends
         return unrecorded(self.torch_version, lacking) if lacking else ""
+
+    @property
+    def off_text(self) -> str:
+        """That the recorders are off, and what to do; empty if they are on."""
+        if self.off != "default":
+            what = "switches torch's Flight Recorder off: unset it, or set 2000"
+            return f"{self.off} {what}" if self.off else ""
+        name = tap.RENAMED[0][version_of(self.torch_version) < tap.RENAMED_SINCE]
+        text = f"torch {self.torch_version} records nothing by default"
+        return f"{text}: start the ranks with `frd-agent exec`, or set {name}=2000"
 
     @property
     def uses_generic(self) -> bool:

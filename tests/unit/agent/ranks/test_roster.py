@@ -137,10 +137,11 @@ OFF = "TORCH_FR_BUFFER_SIZE=0"
         (OLD, [], TOO_OLD),
         (NEW, [], ""),
         (NEW | {"off": OFF}, [], f"{OFF} switches torch's Flight Recorder off"),
+        (NEW | {"off": "default"}, [], "records nothing by default: start the ranks with"),
         (NEW | {"off": OFF}, [(tap.GENERIC, 0, 1, 1, 1)], ""),
         (NEW | {"dumps": None, "socket_error": "RLIMIT_NPROC"}, [], "RLIMIT_NPROC"),
     ],
-    ids=["old", "idle", "off", "records although", "without server and dumps"],
+    ids=["old", "idle", "off", "off by default", "records although", "without server and dumps"],
 )
 def test_a_rank_whose_collectives_cannot_be_read(
     tmp_path: Path, changes: dict[str, Any], rows: list[tap.Row], why: str

@@ -460,6 +460,19 @@ def test_the_recorders_are_switched_off(environ: dict[str, str], off: str) -> No
     assert tap.switched_off(environ) == off
 
 
+@pytest.mark.parametrize(
+    ("version", "off"), [("2.7.0", ""), ("2.8.0", "default"), ("2.10.0+cpu", "default")]
+    + [("2.11.0", ""), ("2.15.0+cu132", ""), ("", "")],
+)  # fmt: skip
+def test_recorders_without_room_by_default(
+    version: str, off: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a setting, Gloo's recorder has no room for an entry up to torch 2.10."""
+    monkeypatch.setitem(sys.modules, "torch.version", SimpleNamespace(__version__=version))
+    assert tap.switched_off({}) == off
+    assert tap.switched_off({"TORCH_FR_BUFFER_SIZE": "2000"}) == ""
+
+
 def test_the_handler_for_all_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers with the recorder of the backend that the request names, and with an error where
     torch raises one: no exception leaves it."""
