@@ -330,6 +330,7 @@ ALLOW_PTRACE = "FRD_ALLOW_PTRACE"
 """Variable: 1 if `frd-agent exec --allow-ptrace` was given."""
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1).value
+RING = 2_000
 RECORDS_SINCE = (2, 11)
 """From this version of torch on, the recorders have 2,000 entries by default; from 2.8 on, when the
 first one was made for Gloo, none."""
@@ -827,8 +828,10 @@ def launch_of(environ: Mapping[str, str], others: int = 1) -> tuple[int, int] | 
 
 def has_groups() -> bool:
     """Whether threads of process groups run. Without a default group, they are the program's."""
-    threads = list(threading._active.values())  # type: ignore[attr-defined]
-    if any(str(thread._name).startswith(_QUORUM) for thread in threads):
+    threads = list(threading._active.items())  # type: ignore[attr-defined]
+    if any(stage_in(of_main_thread("f_code", ident=ident)) for ident, _ in threads):
+        return False  # one of them makes the default group
+    if any(str(thread._name).startswith(_QUORUM) for _, thread in threads):
         return True
     paths = [f"/proc/self/task/{task}/comm" for task in os.listdir("/proc/self/task")]
     return any(_content(path).startswith(_GROUP_THREADS) for path in paths)
@@ -859,7 +862,8 @@ class Stage:
         self._follow(stage_in(of_main_thread("f_code")), shows=False)
 
     def look_at_no_rank(self) -> None:
-        self._has_groups = launch_of(self._environ, 0) is not None and has_groups()
+        may_be_rank = self._may_form and launch_of(self._environ, 0) is not None
+        self._has_groups = may_be_rank and has_groups()
         launch = launch_of(self._environ, 0 if self._has_groups else 1)
         codes = of_main_thread("f_code") if launch is not None else []
         if launch is None or not codes:
@@ -1382,13 +1386,15 @@ def _text(read: Any) -> str:
 # -- where it is published ---------------------------------------------------------------------
 
 
-def switched_off(environ: Mapping[str, str]) -> str:
-    """The setting that switches torch's recorders off, ``default`` if torch does; else empty. Of
-    both names the first that is set counts."""
-    sizes = [f"{name}={environ[name]}" for name in RENAMED[0] if environ.get(name)]
-    if not sizes:
-        return "default" if (2, 8) <= _torch_version() < RECORDS_SINCE else ""
-    return "".join(size for size in sizes[:1] if size.endswith("=0"))
+def ring_of(environ: Mapping[str, str]) -> tuple[int, str]:
+    """Most entries of each of torch's recorders; and if that is 0, the setting that switches them
+    off, ``default`` if torch does. Of both names the first that is set counts."""
+    version = _torch_version()
+    for name in RENAMED[0] if version >= RENAMED_SINCE else RENAMED[0][1:]:
+        if given := environ.get(name):
+            size = int(given) if given.lstrip("-").isdecimal() else RING
+            return max(size, 0), "" if size > 0 else f"{name}={given}"
+    return (0, "default") if (2, 8) <= version < RECORDS_SINCE else (RING, "")
 
 
 def default_run_dir(environ: Mapping[str, str]) -> str:
@@ -1610,7 +1616,8 @@ class Tap:
         init_method = getattr(c10d, "_default_pg_init_method", None)
         self._identity = identity_of(environ, token, init_method)
         self._identity |= {"shm": token + ".shm", "dumps": None, "raised": None, "printed": None}
-        self._identity |= {"kept": self._counters.numbers(), "off": switched_off(environ)}
+        ring, off = ring_of(environ)
+        self._identity |= {"kept": self._counters.numbers(), "off": off, "ring": ring}
         self._threads: set[int] = set()
         self._has_one_ended = False
         """A thread, since the last look for what it raised."""
@@ -1620,8 +1627,10 @@ class Tap:
         self._rows: list[Row] | None = None
         self._given: Iterable[str] = ()
         """Handlers of the worker server. Recorders that none of them gives are published."""
+        self._unserved: list[Row] = []
+        """Their counters."""
         self._dumped: list[Row] | None = None
-        """Their counters at the last dump."""
+        """The same at the last dump."""
         self._moved_at = 0.0
         """When the counters were last seen to differ."""
         self.rests = True
@@ -1701,16 +1710,18 @@ class Tap:
         rows = self._counters.read()
         self._files.write_counters(at_ns, mono_ns, rows)
         self.rests = self._rows is None or rows == self._rows
-        if rows != self._rows:
-            self._moved_at = time.monotonic()
         self._rows = rows
+        numbers = self._counters.numbers(self._given)
+        mine = [row for row in rows if row[0] in numbers]
+        if mine != self._unserved:
+            self._unserved, self._moved_at = mine, time.monotonic()
 
     def publish_dumps(self) -> None:
         """Once the counters rest after they have moved. The call holds the GIL, for 16 µs an
         entry."""
-        rest_s, numbers = time.monotonic() - self._moved_at, self._counters.numbers(self._given)
-        rows = [row for row in self._rows or () if row[0] in numbers]
+        rest_s, rows = time.monotonic() - self._moved_at, self._unserved
         if rest_s >= RESTS_S and rows and rows != self._dumped and not short_of_bytes():
+            numbers = self._counters.numbers(self._given)
             self._files.write_dumps(time.time_ns(), self._counters.dump(numbers))
             self._dumped = rows
 
@@ -1793,16 +1804,17 @@ def ignore_captures(_: Any, response: Any) -> None:
 
 def trace(request: Any, response: Any) -> None:
     """Runs on a thread of the worker server. See the module."""
-    status, text = 200, ""
-    try:
-        backend = request.get_param("backend")
-        which = {"backend": backend} if backend else {}
-        dump = sys.modules[_C10D_CODE]._dump_fr_trace_json
-        text = _text(dump(includeCollectives=True, onlyActive=False, **which))
-    except Exception as error:
-        status, text = 500, _printable(f"{type(error).__name__}: {error}")
-    response.set_content(text, "application/json")
-    response.set_status(status)
+    with contextlib.suppress(Exception):
+        status, text = 503, short_of_bytes()
+        if not text:
+            try:
+                dump = sys.modules[_C10D_CODE]._dump_fr_trace_json
+                text = _text(dump(backend=request.get_param("backend")))
+                status = 200
+            except Exception as error:
+                status, text = 500, _printable(f"{type(error).__name__}: {error}")
+        response.set_content(text, "application/json")
+        response.set_status(status)
 
 
 def exempt_from_captures() -> str:

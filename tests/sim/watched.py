@@ -155,7 +155,7 @@ class Watched:
         now_s = self._agent.raw_ns() / 1e9
         self._stand(now_s)
         self._judge()
-        if self._watch.due(now_s) is not None:
+        if self._watch.due(now_s, now_s) is not None:
             self._watch.asked(now_s)
             self._ask()
             self._stand(now_s)
@@ -215,7 +215,8 @@ class Watched:
 
     def _ask(self) -> None:
         beat = Heartbeat(self._published_at_ns, is_stale=self._watch.is_stale)
-        may_hold = self._watch.may_hold(self._agent.raw_ns() / 1e9)
+        now_s = self._agent.raw_ns() / 1e9
+        may_hold = self._watch.hold_in_s(now_s, now_s) is not None
         asked = self._recorders.read(_DUMP_S, beat, self._record, may_hold=may_hold)
         try:
             reading = _finish(asked)
@@ -227,7 +228,7 @@ class Watched:
             raise AssertionError(f"a dump that cannot be read: {reading.problems}")
         self.lost += reading.lost
         raw = raw_counters(self._recorders.trackers)
-        self._watch.dumped(raw, reading.entries, held=reading.held)
+        self._watch.dumped(raw, reading.entries, held_at=now_s if reading.held else None)
         if reading.unread:
             self._watch.retry()
         self._agent.current.set_channels(self._recorders.channels(self.number))

@@ -11,9 +11,11 @@ are monotonic seconds.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
+from frd_agent import tap
 from frd_agent.ranks.tap_counters import TapCounters
 
 
@@ -45,9 +47,11 @@ class PollPolicy:
     """What one entry of a dump that needs the interpreter costs the rank, which does nothing else
     meanwhile."""
     moving_share: float = 0.002
-    """`cost_share` of such dumps of a rank that makes progress."""
+    """`cost_share` of such dumps of a rank that may make progress."""
     longest_hold_s: float = 0.1
-    """A rank that makes progress is never stopped for longer."""
+    """Such a rank is never stopped for longer."""
+    waits_s: float = 3.0
+    """After so long without progress a rank is taken to wait, and may be stopped at any time."""
     rest_every_s: float = 3.0
     """Between dumps of a rank that rests now and again with nothing in flight."""
 
@@ -83,6 +87,8 @@ class PollSchedule:
         self._retry = False
         self.needs_gil = False
         """All entries of a recorder of the rank can be read by its interpreter only."""
+        self.gil_ring = policy.ring_entries
+        """Size of the ring of each such recorder."""
         self._held_at: float | None = None
         self._held_raw: TapCounters = {}
         """Counters that a dump by the interpreter is known to cover."""
@@ -120,11 +126,11 @@ class PollSchedule:
         self._asked_raw = self._raw
         self._retry = False
 
-    def dumped(self, raw: TapCounters, entries: int, *, held: bool = False) -> None:
-        """A dump came, with these counters and with `entries` in the largest recorder. `held`: it
-        includes what the interpreter was needed for."""
-        if held:
-            self._held_at, self._held_raw = self._asked_at, self._asked_raw
+    def dumped(self, raw: TapCounters, entries: int, *, held_at: float | None = None) -> None:
+        """A dump came, with these counters and with `entries` in the largest recorder. `held_at`:
+        when it has included what the interpreter was needed for."""
+        if held_at is not None:
+            self._held_at, self._held_raw = held_at, self._asked_raw
         self._dumped_raw = raw
         self._known_raw = self._asked_raw
         self._entries = entries
@@ -138,18 +144,36 @@ class PollSchedule:
         """For how long the counters have not moved."""
         return now - self._moved_at
 
-    def rests(self, now: float) -> bool:
-        return self.rested_s(now) >= self._policy.still_s
-
     # -- decisions -----------------------------------------------------------------------------
 
-    def may_hold(self, now: float) -> bool:
-        """Whether the interpreter may be held for a dump of all entries."""
-        policy, rests = self._policy, self.rests(now)
-        cost_s = self._entries * policy.gil_cost_s
-        share = policy.cost_share if rests else policy.moving_share
+    @property
+    def hold_s(self) -> float:
+        """How long the interpreter is held by a dump of all entries, as far as the counters say."""
+        ops: dict[int, int] = {}
+        for (recorder, _), status in self._raw.items():
+            ops[recorder] = ops.get(recorder, 0) + status.enqueued + 1
+        entries = [min(ops[one], self.gil_ring) for one in ops if one >= tap.HOOKED]
+        return sum(entries) * self._policy.gil_cost_s
+
+    def hold_in_s(self, now: float, wall_s: float) -> float | None:
+        """After how many seconds the interpreter may be held for such a dump; None: not now.
+
+        A rank that makes progress is held at multiples of a power of two of seconds of the wall
+        clock (`wall_s`): there all ranks of a job pause together, and it waits once.
+        """
+        policy, hold_s = self._policy, self.hold_s
         since_s = float("inf") if self._held_at is None else now - self._held_at
-        return since_s >= cost_s / share and (rests or cost_s <= policy.longest_hold_s)
+        if self.rested_s(now) >= policy.waits_s:
+            return 0.0 if since_s >= hold_s / policy.cost_share else None
+        every_s = 2 ** math.ceil(math.log2(max(hold_s / policy.moving_share, 1.0)))
+        in_s = -wall_s % every_s
+        is_near = in_s <= 2 * policy.min_interval_s
+        return in_s if is_near and hold_s <= policy.longest_hold_s else None
+
+    def may_be_held(self, now: float) -> bool:
+        """For a person: the rank waits, or is not held for long."""
+        policy = self._policy
+        return self.rested_s(now) >= policy.waits_s or self.hold_s <= policy.longest_hold_s
 
     @property
     def age_s(self) -> float:
@@ -160,7 +184,7 @@ class PollSchedule:
     def is_stale(self) -> bool:
         return self._age_s > self._stale_s
 
-    def due(self, now: float) -> Why | None:
+    def due(self, now: float, wall_s: float = 0.0) -> Why | None:
         policy = self._policy
         if self._asked_at is None:
             return Why.FIRST
@@ -171,13 +195,15 @@ class PollSchedule:
             return Why.RETRY
         if self.is_stale:
             return Why.STALE if since >= policy.stale_every_s else None
-        if self.needs_gil and self._raw != self._held_raw and self.may_hold(now):
-            return Why.STILL if self.rests(now) else Why.FILL
+        rests = now - self._moved_at >= policy.still_s
+        is_unread = self.needs_gil and self._raw != self._held_raw
+        if is_unread and self.hold_in_s(now, wall_s) is not None:
+            return Why.STILL if rests else Why.FILL
         if self._raw in (self._dumped_raw, self._known_raw):
             return Why.REFRESH if not self._exact and since >= self._refresh_s else None
         if self._fresh >= policy.fill * self._ring:
             return Why.FILL
-        if self.rests(now) and (self._in_flight or since >= policy.rest_every_s):
+        if rests and (self._in_flight or since >= policy.rest_every_s):
             return Why.STILL
         return Why.REFRESH if since >= self._refresh_s else None
 

@@ -56,9 +56,6 @@ MAX_RANKS: Final = 512
 _DUMP_TIMEOUT_S: Final = 3.0
 _STOPPED_AGE_S: Final = 1.5
 """A stopped process whose counters are younger than this may be running again already."""
-ALIGNED_S: Final = 1.0
-"""What holds the interpreter of a rank that makes progress begins at multiples of this on the wall
-clock: then all ranks of a job pause together, and it waits once."""
 _UNREAD_S: Final = 10.0
 """Collectives are unread after so long."""
 _MOVING_S: Final = 10.0
@@ -123,8 +120,10 @@ class Rank:
         self._note = ""
         self._withheld = ""
         """Why its recorder is not read at present."""
+        self._problem = ""
+        """Of the last reading."""
         self._failure = ""
-        """The same, and other reasons why a recorder was not read when it was asked last."""
+        """Why recorders, or some of them, could not be read when they were last due."""
         self._unread = ""
         self._readable_s = float("-inf")
         """When nothing was in the way of reading all recorders."""
@@ -227,7 +226,7 @@ class Rank:
             return False
         self._update_schedule(now_s)
         self._report_liveness(vital, now_s, now_ns)
-        why = self._schedule.due(now_s)
+        why = self._schedule.due(now_s, time.time())
         if self._dumps is not None:
             if self._dumps.is_due(again=why is Why.RETRY):
                 why = why or Why.STILL
@@ -241,6 +240,7 @@ class Rank:
 
     def _update_schedule(self, now_s: float) -> None:
         self._schedule.needs_gil = self.recorders.needs_gil
+        self._schedule.gil_ring = self.identity.ring
         status, age_s, every_s = self.counters.status, self.counters.age_s, self.counters.every_s
         self._schedule.see(status, age_s, exact=self._update_progress(), now=now_s, every_s=every_s)
 
@@ -363,18 +363,22 @@ class Rank:
     # -- the recorders -------------------------------------------------------------------------
 
     async def _poll_recorders(self) -> None:
-        may_hold = self._schedule.may_hold(time.monotonic())
-        is_moving = self.recorders.needs_gil and not self._schedule.rests(time.monotonic())
+        hold_in_s = self._schedule.hold_in_s(time.monotonic(), time.time())
+        may_hold = hold_in_s is not None
         try:
-            if may_hold and is_moving:  # all ranks of the job together
-                await asyncio.sleep(-time.time() % ALIGNED_S)
-                await self.ask(_DUMP_TIMEOUT_S)
+            if self.recorders.needs_gil and hold_in_s:  # all ranks of the job together
+                await asyncio.sleep(hold_in_s)
+                await self.ask(_DUMP_TIMEOUT_S, may_hold=True)
             else:
                 async with self._shared.dumping:
                     await self.ask(_DUMP_TIMEOUT_S, may_hold=may_hold)
+            self._failure = self._problem
+        except Withheld as error:
+            self._failure = error.why
         except ServiceUnavailable:
             pass  # gone or silent: the next poll reports it
         except HandlerFailed as error:
+            self._failure = self._plain(str(error))
             self._complain(str(error))
         except Exception:
             if not self._complained:
@@ -385,9 +389,9 @@ class Rank:
         self._update_schedule(time.monotonic())
         self.reports.wake()
 
-    async def ask(self, timeout_s: float, *, may_hold: bool = True) -> list[KeptDump]:
+    async def ask(self, timeout_s: float, *, may_hold: bool | None = None) -> list[KeptDump]:
         """Read all recorders of the rank now; returns the dumps as received. `may_hold`: see
-        `Recorders.read`.
+        `Recorders.read`; None if a person asks.
 
         Raises:
             ServiceUnavailable: the rank is gone (`Refused`), silent (`Silent`) or, for a moment,
@@ -396,26 +400,23 @@ class Rank:
         """
         if not self._has_socket and self._dumps is None:
             raise HandlerFailed(f"{self}: no socket: {self.identity.socket_error}")
+        now_s = time.monotonic()
         try:
             reading = await self.recorders.read(
                 timeout_s,
                 Heartbeat(self.counters.published_at_ns, self._schedule.is_stale),
                 lambda rows: self.reports.outbox.record(columns(self.number, 0, rows)),
-                may_hold=may_hold,
+                may_hold=self._schedule.may_be_held(now_s) if may_hold is None else may_hold,
             )
         except Silent:
             self._silent = True
             raise
         except Withheld as error:
-            self._failure = error.why
             self._withheld = f"its recorder is not read: {error.why}"
             self._complain(str(error))
             raise
-        except HandlerFailed as error:
-            self._failure = self._plain(str(error))
-            raise
         self._silent, self._withheld = False, ""
-        self._failure = "".join(map(self._plain, reading.problems[:1]))
+        self._problem = "".join(map(self._plain, reading.problems[:1]))
         if self._schedule.is_stale:
             self._note = (
                 f"its tap's heartbeat is {self._schedule.age_s:.0f} s old: the GIL may be held"
@@ -424,7 +425,7 @@ class Rank:
         self._shared.stats.dropped_rows["overrun"] += reading.lost
         self._shared.stats.dropped_rows["interpreter"] += reading.skipped
         raw = raw_counters(self.recorders.trackers)
-        self._schedule.dumped(raw, reading.entries, held=reading.held)
+        self._schedule.dumped(raw, reading.entries, held_at=now_s if reading.held else None)
         if reading.unread:
             self._schedule.retry()
         self.reports.current.set_channels(self.recorders.channels(self.number))

@@ -125,6 +125,8 @@ class TapIdentity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Name of the file of dumps, of recorders that no worker server gives."""
     kept: Annotated[tuple[_UInt, ...], msgspec.Meta(max_length=64)] | None = None
     """Numbers of the recorders that its torch has; None of an older tap."""
+    ring: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 2_000
+    """Most entries of each recorder."""
     off: _Text = ""
     """The setting that switches the recorders off, or ``default``; empty without one."""
     run: _Text = ""

@@ -104,7 +104,9 @@ class GroupProgress:
         head_ns = 0 if completed == joined else self.head_created_ns or at_ns
         return GroupWatermarks(joined, self._started(completed), completed, head_ns)
 
-    def joined_by(self, enqueued: int, shown: Iterable[tuple[int, int]] = ()) -> int | None:
+    def joined_by(
+        self, enqueued: int, shown: Iterable[tuple[int, int]] = (), *, rests: bool = True
+    ) -> int | None:
         """Seq of the last collective, if `enqueued` is the counters' number of the last op; None if
         that is not known, because they count sends as well.
 
@@ -115,7 +117,7 @@ class GroupProgress:
         unread = enqueued - counter
         if unread == 0:
             return max(joined, self.joined)
-        if unread < 0 or self.has_p2p or self.ahead in (None, _VARIES):
+        if unread < 0 or not rests or self.has_p2p or self.ahead in (None, _VARIES):
             return None
         return joined + unread
 
@@ -132,8 +134,7 @@ class Progress:
 
     taken_at_ns: int = 0
     status: Mapping[int, Status] = field(default_factory=dict)
-    watermarks: Sequence[tuple[int, GroupWatermarks]] = ()
-    """By group index."""
+    watermarks: Sequence[tuple[GroupProgress, GroupWatermarks]] = ()
     is_whole: bool = False
     """Nothing that the rank has enqueued by then is missing."""
     is_waiting: bool = False
@@ -144,15 +145,18 @@ def peeked(
     dump: Dump,
     taken_at_ns: int,
     groups: Collection[GroupProgress],
+    past: Collection[int],
+    read: Mapping[int, Status],
     before: Mapping[int, Status],
     created_ns: Callable[[Entry], int],
 ) -> Progress:
     """`dump`: the entries in flight. `groups` were read before, and all of their ops up to the
-    counters `before`."""
+    counters `read`; `past` are pg_ids of earlier attempts. `before`: the last counters. Only of
+    a rank that rests, the ops that were not read are taken for collectives as those before."""
     in_flight: dict[int, list[Entry]] = {}
     for entry in dump.entries:
         in_flight.setdefault(entry.pg_id, []).append(entry)
-    known = {progress.pg_id for progress in groups}
+    known = {progress.pg_id for progress in groups} | {*past}
     used = {pg_id for pg_id, raw in dump.status.items() if raw.enqueued >= 0}
     is_whole = used | in_flight.keys() <= known
     watermarks = []
@@ -160,14 +164,15 @@ def peeked(
         shown = in_flight.get(progress.pg_id, [])
         raw = dump.status.get(progress.pg_id)
         if raw is None or progress.closed:
-            watermarks.append((progress.group, progress.watermarks))
+            watermarks.append((progress, progress.watermarks))
             continue
         progress.has_p2p |= any(entry.is_p2p for entry in shown)
         # The dump is taken after its counters, and may show an op that they do not count.
         enqueued = max([raw.enqueued, *(entry.op_id for entry in shown)])
         numbers = [(entry.op_id, entry.collective_seq_id) for entry in shown]
-        is_read = raw.enqueued == before.get(progress.pg_id, _NEVER_READ).enqueued == enqueued
-        joined = progress.joined if is_read else progress.joined_by(enqueued, numbers)
+        is_read = raw.enqueued == read.get(progress.pg_id, _NEVER_READ).enqueued == enqueued
+        rests = raw.enqueued == before.get(progress.pg_id, _NEVER_READ).enqueued
+        joined = progress.joined if is_read else progress.joined_by(enqueued, numbers, rests=rests)
         is_whole &= joined is not None
         calls = [entry for entry in shown if not entry.is_p2p]
         first = min(calls, key=lambda entry: entry.collective_seq_id, default=None)
@@ -178,7 +183,7 @@ def peeked(
         else:
             head_ns = max(created_ns(first), 1)
             found = GroupWatermarks(enqueued, UNKNOWN_SEQ, first.collective_seq_id - 1, head_ns)
-        watermarks.append((progress.group, found))
+        watermarks.append((progress, found))
     return Progress(taken_at_ns, dump.status, watermarks, is_whole, bool(dump.entries))
 
 

@@ -128,8 +128,6 @@ class ServerAndDumps:
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
         self._is_due = self._dumps.is_due(again=True)
-        if self._is_due:
-            self._dumps.connected()
         async with self._server.connected():
             yield
 
@@ -144,6 +142,8 @@ class ServerAndDumps:
         """
         if name == GENERIC and not self._is_due:
             raise NothingNew(f"{name}: no new dump")
+        if name == GENERIC:
+            self._dumps.connected()
         source = self._dumps if name == GENERIC else self._server
         self.taken_at = source.taken_at
         return await source.ask(name, **how)

@@ -37,8 +37,12 @@ def live_progress(
     as_of: int | None = None
     exact = raw is not None and bool(trackers)
     for tracker, view in views:
-        watermarks += view.watermarks
+        watermarks += [(of.group, of.watermarks if of.closed else m) for of, m in view.watermarks]
         until: int = tracker.whole_until_ns
+        if not view.taken_at_ns and raw is not None and not _counters_of(tracker.number, raw):
+            until = published_at_ns  # nothing was recorded there
+            as_of = until if as_of is None else min(as_of, until)
+            continue
         if seems_idle and tracker.is_blind:
             exact, until = False, tracker.seen_until_ns
         elif raw is None or tracker.number is None or not 0 < view.taken_at_ns <= until:
@@ -61,9 +65,11 @@ def final_progress(
     if raw is None or not trackers:
         return None
     for tracker in trackers:
+        counters = _counters_of(tracker.number, raw)
+        if not counters and not tracker.taken_at_ns:
+            continue  # nothing was recorded there
         if tracker.number is None or not tracker.taken_at_ns or not tracker.is_whole:
             return None
-        counters = _counters_of(tracker.number, raw)
         read = {progress.pg_id: progress for progress in tracker.groups}
         if any(status.enqueued > 0 and pg_id not in read for pg_id, status in counters.items()):
             return None  # a group that no dump has shown
@@ -86,7 +92,7 @@ def raw_counters(trackers: Iterable[RecorderTracker]) -> TapCounters:
     }
 
 
-def _counters_of(number: int, raw: TapCounters) -> dict[int, Status]:
+def _counters_of(number: int | None, raw: TapCounters) -> dict[int, Status]:
     return {pg_id: status for (recorder, pg_id), status in raw.items() if recorder == number}
 
 

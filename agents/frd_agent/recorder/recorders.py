@@ -138,6 +138,7 @@ class Recorders:
         self._handlers = handlers
         self.hooked: Sequence[str] = ()
         """Backends whose ops are recorded by a hook, as the tap numbers them."""
+        self._hooked_read = 0
         self._naming: Naming
         """Of the present attempt."""
         self._time = time
@@ -176,7 +177,8 @@ class Recorders:
             raise HandlerFailed("it has no handlers")
         async with self._reading, handlers.connected():
             known = {tracker.number for tracker in self.trackers}
-            if not known or known.isdisjoint(range(tap.HOOKED, tap.HOOKED + len(self.hooked))):
+            if not known or self._hooked_read < len(self.hooked):
+                self._hooked_read = len(self.hooked)
                 self.trackers |= {
                     RecorderTracker(handler.number, self._time.to_raw): handler
                     for handler in self._offered(await handlers.names())
@@ -281,7 +283,8 @@ class Recorders:
                 self._unanswered_ns = max(asked_at.raw_ns, heartbeat.at_ns)
         kept = KeptDump(handler.name, taken_at.real_ns, data)
         reading.dumps[tracker] = kept
-        if len(data) <= _KEPT_BYTES:
+        is_glance = handler.name == handler.glance and not any(e.retired for e in dump.entries)
+        if len(data) <= _KEPT_BYTES and not (is_glance and tracker in self._kept):
             self._kept[tracker] = kept
         return _Fresh(tracker, dump, taken_at.raw_ns)
 
@@ -343,7 +346,8 @@ class Recorders:
     def channels(self, number: int) -> ChannelColumns:
         """Sends and receives in flight."""
         entries = chain.from_iterable(tracker.open.items for tracker in self.trackers)
-        as_of_ns = min((tracker.taken_at_ns for tracker in self.trackers), default=0)
+        as_of = filter(None, (tracker.taken_at_ns for tracker in self.trackers))
+        as_of_ns = min(as_of, default=0)
         return channel_columns(number, entries, as_of_ns)
 
     def kept(self) -> list[KeptDump]:

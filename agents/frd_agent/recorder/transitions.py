@@ -103,9 +103,9 @@ class RecorderTracker:
     def latest(self) -> Progress:
         """As of the last dump, or of the last look at what is in flight."""
         if (found := self._peeked) is None:
-            watermarks = [(progress.group, progress.watermarks) for progress in self.groups]
+            marks = [(progress, progress.watermarks) for progress in self.groups]
             found = Progress(
-                self.taken_at_ns, self.status, watermarks, self.is_whole, self.open.is_waiting
+                self.taken_at_ns, self.status, marks, self.is_whole, self.open.is_waiting
             )
         has_moved = any(
             raw.enqueued != self._read_status.get(pg_id, Status()).enqueued
@@ -113,10 +113,9 @@ class RecorderTracker:
         )
         if not self._is_hooked or found.is_waiting or not (self._ends_in_send or has_moved):
             return found
-        pairs = zip(found.watermarks, self.groups, strict=True)
         hidden = [
-            (group, replace(marks, started=HIDDEN) if progress.has_p2p else marks)
-            for (group, marks), progress in pairs
+            (one, replace(of, started=HIDDEN) if one.has_p2p and not one.closed else of)
+            for one, of in found.watermarks
         ]
         return replace(found, watermarks=hidden)
 
@@ -141,6 +140,8 @@ class RecorderTracker:
     def begin_attempt(self) -> None:
         """The process has set up all its groups again: the next entries are of another attempt."""
         self._past.update(self._groups)
+        self._peeked, self._read_status, self._ends_in_send = None, {}, False
+        self.whole_until_ns = 0
         self._groups.clear()
         self._present.clear()
         self._resets.clear()
@@ -154,8 +155,10 @@ class RecorderTracker:
 
     def peek(self, dump: Dump, taken_at_ns: int) -> None:
         """A dump of only what is in flight, of a recorder that counts ops: it gives no rows."""
+        past, before = {pg_id for pg_id, _, _ in self._past}, self.latest.status
+        groups = self._groups.values()
         self._peeked = peeked(
-            dump, taken_at_ns, self._groups.values(), self._read_status, self._created_ns
+            dump, taken_at_ns, groups, past, self._read_status, before, self._created_ns
         )
         if self._peeked.is_whole:
             self.whole_until_ns = taken_at_ns

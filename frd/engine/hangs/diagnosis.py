@@ -27,7 +27,7 @@ from frd.engine.hangs.wait_graph import Ending, Graph, Member, Node, UnknownRank
 from frd.engine.state.snapshot import Mismatch, Snapshot, StalledOp, StallTable
 from frd.model import AlignedNs, CollectiveRef, Int32s, Kind, Reason, Suspect
 
-_UNSHOWN = "no entry shows whether its ops have ended"
+_UNSHOWN = "whether the others wait is not known: no entry of theirs shows when an op ends"
 _FOREMOST = (
     frozenset({Ending.MISMATCH}),
     DEFINITE,
@@ -123,7 +123,8 @@ def _starts(graph: Graph, stalled: Int32s) -> dict[Wait, set[int]]:
 def _judge(
     graph: Graph, incident: Incident, stalled: StallTable, starts: Mapping[Wait, set[int]]
 ) -> Diagnosis | None:
-    """None if all endings of the incident are too young to be reported."""
+    """None if all endings of the incident are too young to be reported, or the wait is not certain
+    and no rank explains it."""
     roots = _foremost(graph, incident)
     if not roots:
         return None
@@ -141,8 +142,14 @@ def _judge(
     about = _about(graph, roots, held_up, stalled_ops)
     victims = starting.union(cleared, *passed) - onsets.keys() - unknown
     if about.instance.group in graph.snapshot.unshown and _kind(roots) is not Kind.MISMATCH:
-        suspects = [replace(one, evidence=f"{one.evidence}; {_UNSHOWN}") for one in suspects]
-        suspects = lowered(suspects)
+        if all(one.reason is Reason.UNREACHABLE for one in suspects):
+            return None  # they may have joined all that the others have
+        suspects = [
+            one
+            if one.reason is Reason.EXITED
+            else replace(*lowered([one]), evidence=f"{one.evidence}; {_UNSHOWN}")
+            for one in suspects
+        ]
     return Diagnosis(
         kind=_kind(roots),
         reason=Reason.NETWORK_OR_DEVICE if roots[0].ending is Ending.NO_RANK else None,

@@ -113,7 +113,8 @@ class Waits:
         pairs = self._pairs = snapshot.pairs
         self._group, self._rank = pairs.groups(), pairs.rank
         self._may_be_over = pairs.completed_most > pairs.completed
-        self._in_doubt = frozenset(self._rank[self._may_be_over].tolist()) | snapshot.hidden
+        in_doubt = self._may_be_over | np.isin(self._group, [*snapshot.unshown])
+        self._in_doubt = frozenset(self._rank[in_doubt].tolist()) | snapshot.hidden
         self._attendances: dict[Instance, Attendance] = {}
         self._ops: dict[int, tuple[Op, ...]] = {}
         self._calls: dict[int, dict[Instance, Op]] = {}

@@ -7,7 +7,7 @@ time by which a report shows it, so reports may come in any order: no time is on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -54,8 +54,6 @@ def observe(tables: AttemptTables, rows: WatermarkRows) -> None:
         known_until = np.zeros(ranks.count, np.int64)
         known_until[rows.seen_rank] = rows.as_of_ns
         _raise(ranks, pairs, rows, known_until[pairs.rank[rows.pair]])
-        pairs.hidden[rows.pair] = rows.started == HIDDEN
-        pairs.unshown[rows.pair] |= rows.started == UNSHOWN
         if (unshown := pairs.unshown[rows.pair]).any():
             _believe_ends(tables, rows.pair[unshown])
     if len(seen := rows.seen_rank):
@@ -68,6 +66,9 @@ def _raise(ranks: RankTable, pairs: PairTable, rows: WatermarkRows, as_of: Int64
     """`as_of` is by row."""
     pair, rank = rows.pair, pairs.rank[rows.pair]
     was_enqueued, was_completed = pairs.enqueued[pair], pairs.completed[pair]
+    pairs.hidden[pair] = rows.started == HIDDEN
+    pairs.unshown[pair] |= rows.started == UNSHOWN
+    rows = replace(rows, completed=np.where(pairs.unshown[pair], was_completed, rows.completed))
     head_known = (rows.head_created_ns > 0) | (rows.enqueued <= rows.completed)
     newest = (rows.enqueued >= was_enqueued) & (rows.completed >= was_completed) & head_known
     is_known = rows.enqueued > UNKNOWN_SEQ
@@ -85,13 +86,16 @@ def _raise(ranks: RankTable, pairs: PairTable, rows: WatermarkRows, as_of: Int64
 
 def _believe_ends(tables: AttemptTables, pair: Int32s) -> None:
     """If no entry shows when ops end, an op is over once all members have joined it, as far as can
-    be known."""
-    pairs = tables.pairs
+    be known, and not before."""
+    pairs, every = tables.pairs, np.arange(tables.pairs.count)
     for group in np.unique(pairs.group[pair]).tolist():
-        rows = np.arange(pairs.count)[tables.groups.rows(group)]
-        least = pairs.enqueued[rows].min()
+        rows = every[tables.groups.rows(group)]
+        come, first = pairs.enqueued[rows], tables.groups.first_seq[group]
+        # A member without a report has joined what the others could not leave without it.
+        least = come[(come > UNKNOWN_SEQ) | (come.max() <= first)].min()
         over = rows[pairs.unshown[rows] & (pairs.completed[rows] < least)]
-        pairs.completed[over], pairs.completed_at[over] = least, pairs.enqueued_at[over]
+        pairs.completed[over] = least
+        pairs.completed_at[over] = tables.ranks.as_of[pairs.rank[over]]
         rows = rows[pairs.unshown[rows] & (pairs.enqueued[rows] <= pairs.completed[rows])]
         pairs.head[rows] = 0
 
@@ -136,6 +140,8 @@ def _take_over(ranks: RankTable, pairs: PairTable, rank: Int32s) -> None:
 def complete(pairs: PairTable, runs: PairRuns, completed: Int64s, as_of: Int64s) -> None:
     """Raise `completed` (times by row); `as_of` is by run: when it was last known to be lower."""
     pair, last, at = runs.pair, runs.last, _last_of(runs, completed)
+    if not (shown := ~pairs.unshown[pair]).all():
+        pair, last, at, as_of = pair[shown], last[shown], at[shown], as_of[shown]
     known = pairs.completed[pair]
     _earlier(pairs.completed_at, pair, at, last == known)
     if not (more := last > known).all():

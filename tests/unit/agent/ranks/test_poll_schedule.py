@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from frd.flight.entry import Status
+from frd_agent import tap
 from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule, Why
 from frd_agent.ranks.tap_counters import TapCounters
 
@@ -139,3 +142,50 @@ def test_a_ring_larger_than_the_default_is_learnt_from_its_dumps() -> None:
     dumped(schedule, raw(10), 0.0, entries=20_000)
     assert due(schedule, 5.0, raw(9_000), 0.1) is None
     assert due(schedule, 5.5, raw(12_010), 0.1) is Why.FILL
+
+
+HOOK = (tap.HOOKED, 0)
+
+
+def hooked(ops: int, *, ring: int = 2_000) -> PollSchedule:
+    """A rank with a recorder of a hook that has had so many ops, at second 0."""
+    schedule = PollSchedule(PollPolicy())
+    schedule.needs_gil, schedule.gil_ring = True, ring
+    schedule.see({HOOK: Status(ops - 1, -1, ops - 1)}, 0.0, exact=True, now=0.0)
+    return schedule
+
+
+def test_ranks_that_make_progress_are_held_together() -> None:
+    """A full ring of 2,000 entries costs 38 ms: at most every 32 s, at multiples of 32 s of the
+    wall clock, whenever the rank began. A smaller one is read more often."""
+    schedule = hooked(5_000)
+    assert schedule.hold_s == pytest.approx(0.038)
+    assert schedule.hold_in_s(1.0, wall_s=1_000_000_032.0 - 20) is None
+    assert schedule.hold_in_s(1.0, wall_s=1_000_000_032.0 - 1.5 - 1_000_000_032.0 % 32) == 1.5
+    assert hooked(50).hold_in_s(1.0, wall_s=1_000_000_000.3) == pytest.approx(0.7)
+
+
+def test_a_long_hold_waits_for_a_rank_that_waits() -> None:
+    """A ring of 20,000 entries holds the interpreter for 380 ms: not while the rank may make
+    progress, neither by the first dump nor for a person; but once it has rested for 3 s."""
+    schedule = hooked(100_000, ring=20_000)
+    assert schedule.hold_in_s(2.9, wall_s=0.0) is None
+    assert not schedule.may_be_held(2.9)
+    assert schedule.hold_in_s(3.0, wall_s=0.3) == 0
+    assert schedule.may_be_held(3.0)
+    schedule.asked(3.0)
+    schedule.dumped({HOOK: Status(9, -1, 9)}, 20_000, held_at=3.0)
+    assert schedule.hold_in_s(70.0, wall_s=0.3) is None  # 0.5 % of the time: 76 s
+    assert schedule.hold_in_s(80.0, wall_s=0.3) == 0
+
+
+def test_what_was_read_by_the_interpreter_is_not_read_again() -> None:
+    """The counters have not moved since: nothing is due that holds the interpreter."""
+    schedule = hooked(50)
+    assert schedule.due(4.0, 0.0) is Why.FIRST
+    schedule.asked(4.0)
+    schedule.dumped({HOOK: Status(49, -1, 49)}, 50, held_at=4.0)
+    assert schedule.due(8.0, 0.0) is None
+    schedule.see({HOOK: Status(52, -1, 50)}, 0.0, exact=False, now=9.0)
+    assert schedule.due(9.5, 0.0) is Why.FILL
+    assert schedule.due(12.5, 0.0) is Why.STILL

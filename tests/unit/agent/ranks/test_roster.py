@@ -137,7 +137,7 @@ OFF = "TORCH_FR_BUFFER_SIZE=0"
         (OLD, [], TOO_OLD),
         (NEW, [], ""),
         (NEW | {"off": OFF}, [], f"{OFF} switches torch's Flight Recorder off"),
-        (NEW | {"off": "default"}, [], "records nothing by default: start the ranks with"),
+        (NEW | {"off": "default"}, [], "torch 2.10.0 records nothing by default: start"),
         (NEW | {"off": OFF}, [(tap.GENERIC, 0, 1, 1, 1)], ""),
         (NEW | {"dumps": None, "socket_error": "RLIMIT_NPROC"}, [], "RLIMIT_NPROC"),
     ],

@@ -144,7 +144,7 @@ class Process:
         monkeypatch.setattr(tap, "time", SimpleNamespace(**clock))
         monkeypatch.setattr(tap, "of_main_thread", self._frames)
 
-    def _frames(self, *attributes: str) -> list[Any]:
+    def _frames(self, *attributes: str, ident: int | None = None) -> list[Any]:
         if len(attributes) == 1:
             return list(self.codes)
         return [(code, code.co_firstlineno) for code in self.codes]

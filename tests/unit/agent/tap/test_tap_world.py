@@ -446,31 +446,27 @@ def test_a_recorder_that_the_server_lacks_is_published(
 
 
 @pytest.mark.parametrize(
-    ("environ", "off"),
+    ("version", "environ", "ring"),
     [
-        ({}, ""),
-        ({"TORCH_FR_BUFFER_SIZE": "2000"}, ""),
-        ({"TORCH_FR_BUFFER_SIZE": "0"}, "TORCH_FR_BUFFER_SIZE=0"),
-        ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, "TORCH_NCCL_TRACE_BUFFER_SIZE=0"),
-        ({"TORCH_FR_BUFFER_SIZE": "20", "TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, ""),
+        ("2.13.0+cpu", {}, (2000, "")),
+        ("2.13.0", {"TORCH_FR_BUFFER_SIZE": "500"}, (500, "")),
+        ("2.13.0", {"TORCH_FR_BUFFER_SIZE": "0"}, (0, "TORCH_FR_BUFFER_SIZE=0")),
+        ("2.13.0", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "-1"}, (0, "TORCH_NCCL_TRACE_BUFFER_SIZE=-1")),
+        ("2.13.0", {"TORCH_FR_BUFFER_SIZE": "", "TORCH_NCCL_TRACE_BUFFER_SIZE": "9"}, (9, "")),
+        ("2.13.0", {"TORCH_FR_BUFFER_SIZE": "20", "TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, (20, "")),
+        ("2.9.1", {"TORCH_FR_BUFFER_SIZE": "20"}, (0, "default")),
+        ("2.10.0", {}, (0, "default")),
+        ("2.7.0", {}, (2000, "")),
+        ("", {}, (2000, "")),
     ],
 )
-def test_the_recorders_are_switched_off(environ: dict[str, str], off: str) -> None:
-    """By the size 0, of which the present name counts first, as in torch."""
-    assert tap.switched_off(environ) == off
-
-
-@pytest.mark.parametrize(
-    ("version", "off"), [("2.7.0", ""), ("2.8.0", "default"), ("2.10.0+cpu", "default")]
-    + [("2.11.0", ""), ("2.15.0+cu132", ""), ("", "")],
-)  # fmt: skip
-def test_recorders_without_room_by_default(
-    version: str, off: str, monkeypatch: pytest.MonkeyPatch
+def test_the_size_of_the_recorders(
+    version: str, environ: dict[str, str], ring: tuple[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a setting, Gloo's recorder has no room for an entry up to torch 2.10."""
+    """Of both names the first that is set counts, as in torch; up to 2.9 there is only the second.
+    Without a setting, Gloo's recorder has no room up to torch 2.10."""
     monkeypatch.setitem(sys.modules, "torch.version", SimpleNamespace(__version__=version))
-    assert tap.switched_off({}) == off
-    assert tap.switched_off({"TORCH_FR_BUFFER_SIZE": "2000"}) == ""
+    assert tap.ring_of(environ) == ring
 
 
 def test_the_handler_for_all_entries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -495,11 +491,9 @@ def test_the_handler_for_all_entries(monkeypatch: pytest.MonkeyPatch) -> None:
 
     module = SimpleNamespace(_dump_fr_trace_json=dump)
     monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", module)
-    assert answer("") == (200, "{}")
     assert answer("nccl2") == (200, "{}")
     assert answer("odd") == (500, "RuntimeError: no such recorder")
-    whole = {"includeCollectives": True, "onlyActive": False}
-    assert asked == [whole, whole | {"backend": "nccl2"}, whole | {"backend": "odd"}]
+    assert asked == [{"backend": "nccl2"}, {"backend": "odd"}]
 
 
 def test_what_costs_more_is_published_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ def test_a_rank_that_does_not_come() -> None:
     (suspect,) = finding.suspects
     assert (suspect.rank, suspect.reason) == (2, Reason.CPU_STUCK)
     assert suspect.confidence is Confidence.MEDIUM
-    assert "no entry shows whether its ops have ended" in suspect.evidence
+    assert "whether the others wait is not known: no entry of theirs shows" in suspect.evidence
     assert finding.victims == (0, 1, 3)
 
 
