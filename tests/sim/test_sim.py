@@ -60,7 +60,7 @@ HOOKED: dict[tuple[str, int], str] = {
     ("late", 15): "a completion that was found late made its rank seem alone in a collective",
     ("late", 76): "a first dump of only what is in flight hid how many sends came before",
     ("late", 36): "a rank that held its GIL did not answer, although its counters rested",
-    ("issue", 29): "nothing shows that a rank waits: nothing may be said for sure",
+    ("issue", 57): "an op that had left the ring counted as in flight, after an agent restart",
 }
 """The same for jobs whose recorder is filled by hooks, by form and seed."""
 MISSED: dict[int, str] = {

@@ -190,12 +190,13 @@ class EntryTable:
 
     def _reopened(self, calls: Calls) -> Calls:
         """Without the end of the last call of each pair that was marked when it was issued: it may
-        be in flight."""
+        be in flight, as long as the rank has not filled the ring with later ones."""
         retired, state = self.trace.retired[calls.last_row], self.trace.state[calls.last_row]
         issued = (retired != 0) & (state != COMPLETED)
         for number in np.unique(calls.pair[issued]).tolist():
             self.progresses[number].shows_ends = False
         last = np.append(calls.pair[1:] != calls.pair[:-1], True)
+        last &= self._with_known("in_ring", np.ones(len(calls), np.bool_), calls)
         return replace(calls, done=calls.done & ~(issued & last))
 
     def _calls(self, names: Naming, *, may_lack: bool) -> Calls:

@@ -68,7 +68,8 @@ def _raise(ranks: RankTable, pairs: PairTable, rows: WatermarkRows, as_of: Int64
     was_enqueued, was_completed = pairs.enqueued[pair], pairs.completed[pair]
     pairs.hidden[pair] = rows.started == HIDDEN
     pairs.unshown[pair] |= rows.started == UNSHOWN
-    rows = replace(rows, completed=np.where(pairs.unshown[pair], was_completed, rows.completed))
+    hides = pairs.unshown[pair] & (rows.completed < rows.enqueued)
+    rows = replace(rows, completed=np.where(hides, was_completed, rows.completed))
     head_known = (rows.head_created_ns > 0) | (rows.enqueued <= rows.completed)
     newest = (rows.enqueued >= was_enqueued) & (rows.completed >= was_completed) & head_known
     is_known = rows.enqueued > UNKNOWN_SEQ
