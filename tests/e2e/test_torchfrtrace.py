@@ -38,6 +38,8 @@ def torchfrtrace(folder: Path, *options: str) -> str:
     done = run_program(
         [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(folder), *options]
     )
+    if "name formatting error? gloo" in done.stderr:
+        pytest.skip("this torchfrtrace reads no ops of Gloo: that of torch 2.13 does")
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout + done.stderr
 

@@ -1,6 +1,7 @@
 """One of two ranks that uses two groups, then writes both forms of its dump: RANK FOLDER."""
 
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ RECORDER = importlib.import_module("torch._C._distributed_c10d")  # not in torch
 
 
 def main(rank: int, folder: Path) -> None:
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"  # the default of torch 2.10 is 0
     store = dist.FileStore(str(folder / "store"), 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     pair = dist.new_group([0, 1], group_desc="pair")

@@ -1,6 +1,7 @@
 """A rank that serves torch's worker socket and is then stuck in one place: SOCKET sleep|gil."""
 
 import ctypes
+import os
 import sys
 import time
 
@@ -20,6 +21,7 @@ def load_batch(how: str) -> None:
 
 
 def main() -> None:
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"  # the default of torch 2.10 is 0
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     server = _WorkerServer(sys.argv[1])
     for _ in range(50):

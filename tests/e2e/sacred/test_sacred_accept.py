@@ -25,7 +25,7 @@ async def test_a_rank_is_not_asked_while_handles_are_short(tmp_path: Path, run_d
     library = shared_library(SOURCE, tmp_path / "accept.so")
     short = tmp_path / "file-nr"
     preloaded = {"LD_PRELOAD": library, "SHORT": str(short)}
-    env = environment(run_dir) | preloaded | {"FRD_JOB": "j"}
+    env = environment(run_dir) | preloaded | {"FRD_JOB": "j", "TORCH_FR_BUFFER_SIZE": "2000"}
     service = Collector()
     watch = agent_command(run_dir, "--service", service.address)
     with (
