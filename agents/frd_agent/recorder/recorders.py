@@ -178,12 +178,12 @@ class Recorders:
         async with self._reading, handlers.connected():
             known = {tracker.number for tracker in self.trackers}
             if not known or self._hooked_read < len(self.hooked):
-                self._hooked_read = len(self.hooked)
                 self.trackers |= {
                     RecorderTracker(handler.number, self._time.to_raw): handler
                     for handler in self._offered(await handlers.names())
                     if handler.number not in known
                 }
+                self._hooked_read = len(self.hooked)
                 if not self.trackers:
                     raise HandlerFailed("no recorder among its handlers: is it an old torch?")
             reading, naming = Reading(held=may_hold), self._naming
@@ -232,6 +232,7 @@ class Recorders:
         if whole is not None:
             reading.fresh.append(whole)
         elif glance is not None:
+            reading.held = False
             reading.fresh.append(replace(glance, in_flight=True))
 
     async def _dump(
