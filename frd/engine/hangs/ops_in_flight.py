@@ -113,7 +113,9 @@ class Waits:
         pairs = self._pairs = snapshot.pairs
         self._group, self._rank = pairs.groups(), pairs.rank
         self._may_be_over = pairs.completed_most > pairs.completed
-        in_doubt = self._may_be_over | np.isin(self._group, [*snapshot.unshown])
+        in_doubt = self._may_be_over
+        if snapshot.unshown:
+            in_doubt = in_doubt | np.isin(self._group, [*snapshot.unshown])
         self._in_doubt = frozenset(self._rank[in_doubt].tolist()) | snapshot.hidden
         self._attendances: dict[Instance, Attendance] = {}
         self._ops: dict[int, tuple[Op, ...]] = {}

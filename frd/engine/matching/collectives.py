@@ -254,8 +254,9 @@ class Collectives:
         spent = closed.last_completed - closed.first_created
         self.duration.add(ops[timed], np.maximum(spent[timed], 0))
         ended = full & signatures.synchronizing[of] & (closed.joined > 1)
-        # Of a group in which no end is known, a late arrival may be that of a rank that runs ahead.
-        judged = ended & fair & ~np.isin(closed.group, self._pairs.group[self._pairs.unshown])
+        judged = ended & fair
+        if self._pairs.unshown.any():  # a late arrival there may be that of a rank that runs ahead
+            judged &= ~np.isin(closed.group, self._pairs.group[self._pairs.unshown])
         self.lateness.add(
             groups.count,
             closed.group[judged],
