@@ -331,9 +331,9 @@ ALLOW_PTRACE = "FRD_ALLOW_PTRACE"
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1).value
 RING = 2_000
-RECORDS_SINCE = (2, 11)
-"""From this version of torch on, the recorders have 2,000 entries by default; from 2.8 on, when the
-first one was made for Gloo, none."""
+GLOO_SINCE, RECORDS_SINCE = (2, 8), (2, 11)
+"""Versions of torch: from the first on there is a recorder of Gloo, and both names of its size are
+read; from the second on its size is `RING` by default, before that 0."""
 RENAMED_SINCE = (2, 10)
 """From this version of torch on: it reads the present names and warns about the old ones."""
 
@@ -1390,11 +1390,11 @@ def ring_of(environ: Mapping[str, str]) -> tuple[int, str]:
     """Most entries of each of torch's recorders; and if that is 0, the setting that switches them
     off, ``default`` if torch does. Of both names the first that is set counts."""
     version = _torch_version()
-    for name in RENAMED[0] if version >= RENAMED_SINCE else RENAMED[0][1:]:
+    for name in RENAMED[0] if version >= GLOO_SINCE else RENAMED[0][1:]:
         if given := environ.get(name):
             size = int(given) if given.lstrip("-").isdecimal() else RING
             return max(size, 0), "" if size > 0 else f"{name}={given}"
-    return (0, "default") if (2, 8) <= version < RECORDS_SINCE else (RING, "")
+    return (0, "default") if GLOO_SINCE <= version < RECORDS_SINCE else (RING, "")
 
 
 def default_run_dir(environ: Mapping[str, str]) -> str:

@@ -174,9 +174,8 @@ class TapIdentity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if self.off != "default":
             what = "switches torch's Flight Recorder off: unset it, or set 2000"
             return f"{self.off} {what}" if self.off else ""
-        name = tap.RENAMED[0][version_of(self.torch_version) < tap.RENAMED_SINCE]
         text = f"torch {self.torch_version} records nothing by default"
-        return f"{text}: start the ranks with `frd-agent exec`, or set {name}=2000"
+        return f"{text}: start the ranks with `frd-agent exec`, or set TORCH_FR_BUFFER_SIZE=2000"
 
     @property
     def uses_generic(self) -> bool:

@@ -454,7 +454,8 @@ def test_a_recorder_that_the_server_lacks_is_published(
         ("2.13.0", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "-1"}, (0, "TORCH_NCCL_TRACE_BUFFER_SIZE=-1")),
         ("2.13.0", {"TORCH_FR_BUFFER_SIZE": "", "TORCH_NCCL_TRACE_BUFFER_SIZE": "9"}, (9, "")),
         ("2.13.0", {"TORCH_FR_BUFFER_SIZE": "20", "TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, (20, "")),
-        ("2.9.1", {"TORCH_FR_BUFFER_SIZE": "20"}, (0, "default")),
+        ("2.8.0", {"TORCH_FR_BUFFER_SIZE": "20"}, (20, "")),
+        ("2.7.0", {"TORCH_FR_BUFFER_SIZE": "0"}, (2000, "")),
         ("2.10.0", {}, (0, "default")),
         ("2.7.0", {}, (2000, "")),
         ("", {}, (2000, "")),
@@ -463,7 +464,7 @@ def test_a_recorder_that_the_server_lacks_is_published(
 def test_the_size_of_the_recorders(
     version: str, environ: dict[str, str], ring: tuple[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of both names the first that is set counts, as in torch; up to 2.9 there is only the second.
+    """Of both names the first that is set counts, as in torch; up to 2.7 there is only the second.
     Without a setting, Gloo's recorder has no room up to torch 2.10."""
     monkeypatch.setitem(sys.modules, "torch.version", SimpleNamespace(__version__=version))
     assert tap.ring_of(environ) == ring
