@@ -88,7 +88,7 @@ def raw_counters(trackers: Iterable[RecorderTracker]) -> TapCounters:
         (tracker.number, pg_id): status
         for tracker in trackers
         if tracker.number is not None
-        for pg_id, status in tracker.latest.status.items()
+        for pg_id, status in tracker.counters.items()
     }
 
 

@@ -107,17 +107,24 @@ class RecorderTracker:
             found = Progress(
                 self.taken_at_ns, self.status, marks, self.is_whole, self.open.is_waiting
             )
+        if not self._is_hooked or found.is_waiting:
+            return found
         has_moved = any(
             raw.enqueued != self._read_status.get(pg_id, Status()).enqueued
             for pg_id, raw in found.status.items()
         )
-        if not self._is_hooked or found.is_waiting or not (self._ends_in_send or has_moved):
+        if not (self._ends_in_send or has_moved):
             return found
         hidden = [
             (one, replace(of, started=HIDDEN) if one.has_p2p and not one.closed else of)
             for one, of in found.watermarks
         ]
         return replace(found, watermarks=hidden)
+
+    @property
+    def counters(self) -> Mapping[int, Status]:
+        """The raw counters of `latest`."""
+        return self.status if self._peeked is None else self._peeked.status
 
     @property
     def is_whole(self) -> bool:
@@ -155,7 +162,7 @@ class RecorderTracker:
 
     def peek(self, dump: Dump, taken_at_ns: int) -> None:
         """A dump of only what is in flight, of a recorder that counts ops: it gives no rows."""
-        past, before = {pg_id for pg_id, _, _ in self._past}, self.latest.status
+        past, before = {pg_id for pg_id, _, _ in self._past}, self.counters
         groups = self._groups.values()
         self._peeked = peeked(
             dump, taken_at_ns, groups, past, self._read_status, before, self._created_ns
