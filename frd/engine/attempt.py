@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -54,6 +54,7 @@ from frd.model import (
     Bools,
     ChannelColumns,
     GroupInfo,
+    NodeRawNs,
     RankInfo,
     RankPhases,
     RankStatus,
@@ -154,6 +155,10 @@ class Attempt:
                 self.tables.phases.forget(info.rank)
         self._ranks.infos[info.rank] = info
         return info.rank
+
+    def replaces(self, info: RankInfo) -> bool:
+        """It is another process of a known rank."""
+        return info.rank in self._ranks.infos and not self.has_seen(info)
 
     def has_seen(self, info: RankInfo) -> bool:
         """The attempt knows this process of the rank, not another one."""
@@ -382,10 +387,16 @@ class Attempt:
     def observe_unrecorded(self, wait: UnrecordedWait) -> None:
         """A wait that no recorder shows, or its end; replaces the earlier one of its source.
 
-        An older report than the one that is known changes nothing.
+        Nothing changes if the rank is unknown, or the known report is newer.
         """
-        if self.tables.unrecorded.observe(wait):
+        if wait.rank in self._ranks.infos and self.tables.unrecorded.observe(wait):
             self._observed += 1
+
+    def observe_sighting(self, wait: UnrecordedWait) -> None:
+        """The same in aligned time."""
+        aligned = AlignedNs(wait.since_ns), AlignedNs(wait.as_of_ns)
+        since, as_of = (NodeRawNs(int(self._ranks.to_node(wait.rank, at))) for at in aligned)
+        self.observe_unrecorded(replace(wait, since_ns=since, as_of_ns=as_of))
 
     def connection(self, ranks: Sequence[int], connected: bool) -> None:
         """The agent of these ranks has connected or disconnected."""
@@ -402,6 +413,27 @@ class Attempt:
         self._observed += 1
 
     # -- questions ---------------------------------------------------------------------------
+
+    def to_aligned(self, rank: int, at: NodeRawNs, now: AlignedNs) -> AlignedNs | None:
+        """A time of a rank's node; None if either is unknown."""
+        if at <= 0 or rank not in self._ranks.infos:
+            return None
+        return AlignedNs(int(self._ranks.to_aligned(rank, np.array(at, np.int64), now)))
+
+    def processes_of(self, group_id: str) -> tuple[tuple[int, int], ...]:
+        """The members of a group with their process ids, 0 unknown; none if the group, or all of
+        them, are unknown."""
+        group, infos = self._groups.by_id.get(group_id), self._ranks.infos
+        ranks = self._groups.infos[group].ranks if group is not None else ()
+        found = tuple((rank, infos[rank].pid if rank in infos else 0) for rank in ranks)
+        return found if any(rank in infos for rank in ranks) else ()
+
+    def may_use(self, rank: int, backend: str) -> bool:
+        """As far as it is known."""
+        info = self._ranks.infos.get(rank)
+        return info is not None and (
+            not info.backends or any(backend in one for one in info.backends)
+        )
 
     def tick(self, now: AlignedNs) -> Tick:
         """What the detectors may read at this time."""

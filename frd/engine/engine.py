@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from frd.engine.attempt import Attempt
 from frd.engine.evaluation import Evaluation
+from frd.engine.evidence.answers import Answer, Answers, evidence_of
+from frd.engine.evidence.questions import Occasion, Question
 from frd.engine.findings.attachments import Evidence
 from frd.engine.findings.open_finding import OpenFinding
 from frd.engine.losses.exits import SEEN_LATE_NS
@@ -32,12 +34,23 @@ a pair of a job that hangs takes 0.4 us, so this is about the time between two c
 _ATTEMPTS_OF_JOB: Final = 8
 """Of one job, earlier attempts are forgotten beyond these: a job that restarts without end must not
 take the place of others."""
+_URGENCY: Final = {occasion: at for at, occasion in enumerate(Occasion)}
 _MOST_SHORT: Final = 16
 """Jobs for which, between two calls, the engine looks for an attempt that it may forget."""
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one call of `Engine.advance`."""
+
+    events: list[FindingEvent] = field(default_factory=list)
+    """All changes of findings since the last call."""
+    questions: list[Question] = field(default_factory=list)
+    """What ranks are to be asked, the most urgent first. Each is returned once."""
+
+
 class Engine:
-    """All attempts: observe rows, advance time, attach evidence, restore and adopt findings,
+    """All attempts: observe rows, advance time, take answers, restore and adopt findings,
     snapshot."""
 
     def __init__(self, policy: Policy, utc_ahead_ns: int = 0) -> None:
@@ -57,6 +70,8 @@ class Engine:
         self._advanced_at = self._attended_since = AlignedNs(0)
         self._pending: list[FindingEvent] = []
         """Events between two calls of `advance`."""
+        self._attached: list[FindingEvent] = []
+        """The same of findings that got better evidence, open or closed."""
         self.faults: list[Exception] = []
         """Errors of this program, not of its input, since the last call of `advance`: why an
         attempt could not be evaluated or shown."""
@@ -113,15 +128,19 @@ class Engine:
                 attempt.tables.all_gone() or not attempt.tables.has_agents
             ):
                 self.start_over(attempt, info.world_size, now)
-        return attempt.rank(info)
+        is_replaced = attempt.replaces(info)
+        rank = attempt.rank(info)
+        if is_replaced:
+            evaluation.answers.forget(rank, now)
+        return rank
 
     def start_over(self, attempt: Attempt, world_size: int, now: AlignedNs) -> None:
         """Another run of the job has the attempt from now on: forget the last run."""
         attempt.start_over(world_size)
         self._supersede(attempt.key, now)
-        self._pending += self._evaluation(attempt.key).tracker.close_all(
-            now, "the job started again"
-        )
+        evaluation = self._evaluation(attempt.key)
+        evaluation.answers = Answers(began_at=now)
+        self._pending += evaluation.tracker.close_all(now, "the job started again")
 
     def _evaluation(self, key: AttemptKey) -> Evaluation:
         known = self._evaluations.get(key)
@@ -221,12 +240,14 @@ class Engine:
 
     # -- findings ----------------------------------------------------------------------------
 
-    def advance(self, now: AlignedNs) -> list[FindingEvent]:
-        """All changes of findings since the last call; call it a few times a second.
+    def advance(self, now: AlignedNs) -> Outcome:
+        """Evaluate all attempts; call it a few times a second.
 
         A failure with one attempt does not stop the evaluation of the others; see `faults`.
         """
         events, self._pending = self._pending, []
+        attached, self._attached = self._attached, []
+        questions: list[Question] = []
         self.faults = []
         for job in self.room.take_short():
             self._forget_one(self._not_smaller(job), now)
@@ -243,17 +264,36 @@ class Engine:
                 continue
             left -= evaluation.pairs
             evaluation.looked_at, job = now, evaluation.tracker.key.job
+            of: list[FindingEvent] = []
             try:
-                for event in evaluation.look(now, room=room[job]):
-                    events.append(event)
+                of.extend(evaluation.look(now, room=room[job]))
+                questions += evaluation.ask(now, of)
             except Exception as error:
                 self.faults.append(error)
+            events += of
             room[job] = self._room(self._of_job[job].values())
             self._evicted["findings_not_opened"] += evaluation.tracker.take_dropped()
         self._learn(now)
         self._remember(events)
         self._forget(now)
-        return self._utc_events(events)
+        questions.sort(key=lambda one: _URGENCY[one.occasion])
+        return Outcome(self._utc_events([*attached, *events]), questions)
+
+    def answer(self, answer: Answer, now: AlignedNs) -> bool:
+        """What a rank has answered, in any order; True if that is news. Events of findings come
+        with the next `advance`.
+
+        Nothing happens if the attempt, the rank or the finding is forgotten, or if another process
+        has the rank.
+        """
+        evaluation, evidence, is_news = self._evaluations.get(answer.attempt), None, False
+        if evaluation is not None:
+            evidence, is_news = evaluation.answer(answer, now)
+        elif answer.rank < 0:
+            evidence = evidence_of(answer)
+        events = self.attach(answer.finding, evidence) if evidence is not None else []
+        self._attached += events
+        return is_news or bool(events)
 
     def _learn(self, now: AlignedNs) -> None:
         for key, evaluation in self._evaluations.items():
@@ -314,13 +354,13 @@ class Engine:
         for evaluation in self._evaluations.values():
             events = evaluation.tracker.attach(finding_id, evidence)
             if events is not None:
-                return self._utc_events(events)
+                return events
         if (finding := self._closed.get(finding_id)) is None:
             return []
         remembered = OpenFinding.remembered(finding)
         events = remembered.attach(evidence)
         self._closed[finding_id] = remembered.finding
-        return self._utc_events(events)
+        return events
 
     def dismiss(self, finding_id: str, now: AlignedNs, reason: str) -> list[FindingEvent]:
         """Close an open finding by hand; nothing happens if it is not open.

@@ -6,13 +6,16 @@ The evaluation decides when an attempt is over, and which findings outlast it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
 from frd.engine.attempt import Attempt
 from frd.engine.clock_faults import ClockDetector
+from frd.engine.evidence.answers import Answer, Answers, evidence_of
+from frd.engine.evidence.questions import Question, Questions, confirmed_after
 from frd.engine.findings import builder, text
+from frd.engine.findings.attachments import Evidence
 from frd.engine.findings.claim import NEVER, Known, Lifetime, Look
 from frd.engine.findings.tracker import Tracker
 from frd.engine.hangs.detector import HangDetector, look_at
@@ -67,6 +70,8 @@ class Evaluation:
         ]
         self._lifetimes = [detector.lifetime(policy) for detector in self._detectors]
         self.tracker = Tracker(key, self._lifetimes)
+        self._questions = Questions(key)
+        self.answers = Answers()
         self.looked_at = AlignedNs(0)
         """When the detectors were asked last."""
         self.attempt: Attempt | None = None
@@ -178,6 +183,38 @@ class Evaluation:
             if look is not None:
                 look = _with_phases(look, tick)
                 yield from self.tracker.update(life, look, room=most - len(self.tracker))
+
+    # -- evidence that no recorder has -----------------------------------------------------------
+
+    def ask(self, now: AlignedNs, events: Sequence[FindingEvent]) -> list[Question]:
+        """What ranks are to be asked now; `events` are what `look` has just changed."""
+        if self.attempt is None:
+            return []
+        of, findings = (self.attempt, self.answers), self.tracker.shown()
+        return self._questions.due(now, *of, findings, events, is_over=self.over_at is not None)
+
+    def answer(self, answer: Answer, now: AlignedNs) -> tuple[Evidence | None, bool]:
+        """What its finding says because of an answer, and whether a wait was observed."""
+        self._questions.answered(answer)
+        attempt, wait = self.attempt, None
+        if attempt is None:
+            return None, False
+        is_lost = answer.rank >= 0 and answer.rank not in attempt.tables.ranks.infos
+        if is_lost or not self.answers.is_of_present_process(answer):
+            return None, False
+        if (report := answer.blocked) is not None:
+            if (wait := self.answers.of_inspection(answer.rank, report)) is not None:
+                attempt.observe_unrecorded(wait)
+            finding = self.tracker.shown().get(answer.finding)
+            evidence = self.answers.shown(
+                answer, report, finding, lambda rank, at: attempt.to_aligned(rank, at, now)
+            )
+            return evidence, wait is not None
+        if answer.stack is not None:
+            after_ns = confirmed_after(answer.occasion, attempt, self._policy, now)
+            if (wait := self.answers.of_stack(answer, answer.stack, after_ns)) is not None:
+                attempt.observe_sighting(wait)
+        return evidence_of(answer), wait is not None
 
     def supersede(self, now: AlignedNs, reason: str) -> list[FindingEvent]:
         """Another attempt of the job replaces this one: report what ended it, close findings."""

@@ -51,12 +51,14 @@ class RecordKind(IntEnum):
     LEARNED = 9
     """The learned pauses of all jobs. Payload: JSON lines."""
     WAITED = 10
-    """The service saw that a rank waits in something that no recorder shows. Payload: JSON."""
+    """Of earlier releases: a rank waits in something that no recorder shows. Payload: JSON."""
     FINDING = 11
     """A version of a finding, as it was stored, JSON: for the next owner of a replicated log. A
     replay finds its own."""
     RESTORED = 12
     """Follows START: a finding that was open then, or dismissed while its trouble lasted, JSON."""
+    ANSWERED = 13
+    """A rank answered a question of the engine, JSON."""
 
 
 @dataclass(frozen=True, slots=True)

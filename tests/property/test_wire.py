@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frd.engine.evidence.nccl import MAX_LINES, opinion
 from frd.errors import WireError
 from frd.model import (
     MAX_SEQ,
@@ -38,7 +39,6 @@ from frd.model import (
     WaitsFor,
     WatermarkColumns,
 )
-from frd.service.second_opinions.comparison import MAX_LINES, opinion
 from frd.wire.decode import Decoder, decode_service
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (

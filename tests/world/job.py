@@ -147,7 +147,7 @@ class Job:
         for _ in range(round(seconds / STEP_S)):
             self.now = AlignedNs(self.now + round(STEP_S * 1e9))
             self.report()
-            news += self.engine.advance(self.now)
+            news += self.engine.advance(self.now).events
         self.events += news
         return news
 

@@ -125,7 +125,7 @@ class Race:
 
     def _advance(self) -> list[FindingEvent]:
         """Raises faults of the engine, which the service survives."""
-        events = self.engine.advance(self.now)
+        events = self.engine.advance(self.now).events
         if self.engine.faults:
             raise self.engine.faults[0]
         return events

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from frd.engine.findings import builder, text
-from frd.model import Activity, Finding, Reason, Suspect, WaitsFor, Witness, WorkerStack
+from frd.model import Activity, Finding, Holder, Reason, Suspect, WaitsFor, Witness, WorkerStack
 
-T = TypeVar("T", Activity, WorkerStack)
+T = TypeVar("T", Activity, WorkerStack, WaitsFor, Holder)
 _STACK_LINES = 64
 _MOST_WORKERS = 16
 _WORKER_LINES = 16
@@ -62,10 +62,8 @@ class Attachments:
         """A stack stays: only another one takes its place."""
         rank, new, waits_for = evidence.rank, evidence.activity, evidence.waits_for
         if rank is not None and new is not None and (new.stack or rank not in self.activities):
-            activity = _cleaned(new, _STACK_LINES)
-            workers = activity.workers[:_MOST_WORKERS]
-            cleaned = tuple(_cleaned(worker, _WORKER_LINES) for worker in workers)
-            self.activities[rank] = replace(activity, workers=cleaned)
+            workers = tuple(cleaned(one, _WORKER_LINES) for one in new.workers[:_MOST_WORKERS])
+            self.activities[rank] = replace(cleaned(new), workers=workers)
         if rank is not None and waits_for is not None:
             self.waits[rank] = waits_for
         self.dump = evidence.dump if evidence.dump is not None else self.dump
@@ -144,11 +142,15 @@ def shows_place(of: Activity | Suspect) -> bool:
     return bool(of.stack) and not may_wait and not of.doing.startswith("the program has ended")
 
 
-def _cleaned(of: T, lines: int) -> T:
+def cleaned(of: T, lines: int = _STACK_LINES) -> T:
     """Printable and of bounded length, whatever names the job uses."""
-    words: dict[str, Any] = {
-        name: text.clean(value)
-        for name in [part.name for part in fields(of)]
-        if isinstance(value := getattr(of, name), str)
-    }
-    return replace(of, stack=tuple(map(text.clean, of.stack[:lines])), **words)
+    words: dict[str, Any] = {}
+    for part in fields(of):
+        value = getattr(of, part.name)
+        if type(value) is str:  # not an enumeration
+            words[part.name] = text.clean(value)
+        elif isinstance(value, Holder):
+            words[part.name] = cleaned(value)
+        elif part.name == "stack":
+            words[part.name] = tuple(map(text.clean, value[:lines]))
+    return replace(of, **words)

@@ -103,6 +103,10 @@ class Tracker:
         """The open findings that people see, by detector, then in the order of opening."""
         return [tracked.as_of(now) for tracked in self._of(tuple(Kind)) if not tracked.is_hidden]
 
+    def shown(self) -> dict[str, Finding]:
+        """The same by id, as they were last reported."""
+        return {id_: one.finding for id_, one in self._open.items() if not one.is_hidden}
+
     def dismissed(self) -> list[Finding]:
         """Findings that were closed by hand and whose trouble lasts, as far as that is known: it is
         not of a job of which nothing is heard."""

@@ -17,18 +17,13 @@ from frd.config import Config
 from frd.engine.engine import Engine
 from frd.engine.matching.learned_pauses import JobPauses
 from frd.engine.views import StatusView
-from frd.model import AlignedNs, AttemptKey, Finding, FindingEvent
+from frd.model import AlignedNs, Finding, FindingEvent
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.real_time import RealTime
-from frd.service.findings.dumper import Dumper
+from frd.service.evidence.asker import Asker
+from frd.service.evidence.dumps import Dumper
 from frd.service.findings.evaluator import Evaluator
-from frd.service.findings.inspector import REASON as WAIT_REPORT
-from frd.service.findings.inspector import Inspector
 from frd.service.findings.keepers import Keeper
-from frd.service.findings.responder import Responder
-from frd.service.findings.stack_waits import StackWaits
-from frd.service.findings.standstills import Standstills
-from frd.service.findings.unrecorded import Unrecorded
 from frd.service.ingest.collector import Home
 from frd.service.ingest.job_runs import REASON as JOB_NAME
 from frd.service.ingest.shared import Shared
@@ -36,8 +31,6 @@ from frd.service.ingest.streams import Streams
 from frd.service.journal.log import Log
 from frd.service.journal.payloads import limits_of, settings_of
 from frd.service.requests.inquiries import Inquiries
-from frd.service.second_opinions.asker import REFUSED as RAS_REPORT
-from frd.service.second_opinions.asker import SecondOpinions
 from frd.service.state import Counters, ServiceState
 from frd.store.dumps import DumpStore
 
@@ -77,7 +70,7 @@ class Cell:
         self.log = log
         self._keeper = keeper
         shared = self._shared = Shared(Engine(config.policy, now.ahead_ns))
-        engine = self._engine = shared.engine
+        self._engine = shared.engine
         self.streams = Streams(
             shared,
             common.clocks,
@@ -96,7 +89,7 @@ class Cell:
             log,
             now=now,
             project=self._project,
-            publish=self._published,
+            publish=common.published,
             settle=self._settle,
             is_idle=self._is_idle if one_job else lambda: False,
         )
@@ -108,34 +101,15 @@ class Cell:
             now,
             stall_after_s=lambda: common.config().policy.stall_after_s,
         )
-        self._responder = Responder(
+        self._asker = Asker(
+            inquiries,
             self.dumper,
-            self.evaluator.attach,
+            self.evaluator.answer,
             keep_dumps=config.store.dump_count > 0,
             now=now,
-            show=self._stack_shown,
         )
-        unrecorded = Unrecorded(engine, log, now)
-        self._stack_waits = StackWaits(unrecorded.observe_aligned)
-        self._standstills = Standstills(
-            engine,
-            self.dumper,
-            self._stack_waits,
-            now=now,
-            state=lambda: self.state,
-        )
-        self._inspector = Inspector(
-            inquiries,
-            engine,
-            unrecorded,
-            native_line=self._stack_waits.native_line,
-            attach=self.evaluator.attach,
-            findings=lambda: self.state.status_view.findings,
-            now=now,
-        )
-        self._second_opinions = SecondOpinions(inquiries, engine, self.evaluator.attach)
+        self.evaluator.ask = self._asker.ask
         self._evaluating: asyncio.Task[None] | None = None
-        self._inspecting: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> ServiceState:
@@ -148,7 +122,6 @@ class Cell:
         self.evaluator.take_up(findings, pauses)
         await self.evaluator.evaluate()
         self._evaluating = asyncio.create_task(self.evaluator.run())
-        self._inspecting = asyncio.create_task(self._inspector.run())
 
     async def finish(self) -> None:
         """Evaluate once more, while agents are still connected, so that no rank looks lost."""
@@ -170,25 +143,19 @@ class Cell:
         """Called a few times a second."""
         if self.evaluator.is_slow and self.streams:
             self.evaluator.wake()
-        self._standstills.look()
 
     def adopt(self, config: Config) -> None:
         """Another configuration is in force."""
         now = self._common.now
         self.log.adopt(settings_of(config, now.ahead_ns), limits_of(config), now())
         self._engine.adopt(config.policy, now.ahead_ns)
-        self._responder.keep_dumps = config.store.dump_count > 0
+        self._asker.keep_dumps = config.store.dump_count > 0
 
     async def quit(self) -> None:
         """End all tasks. It may be called again after it was cancelled."""
         if self._evaluating is not None:
             await asyncio.wait({self._evaluating})  # a cancelled wait must not cancel the last save
-        if self._inspecting is not None:
-            self._inspecting.cancel()
-            await asyncio.gather(self._inspecting, return_exceptions=True)
-        await self._responder.close()
-        await self._second_opinions.close()
-        await self._standstills.close()
+        await self._asker.close()
 
     def _is_idle(self) -> bool:
         """No agent reports, and nothing is known that time could change."""
@@ -214,8 +181,7 @@ class Cell:
                 refused={
                     **self.streams.refused,
                     JOB_NAME: runs.refused,
-                    WAIT_REPORT: self._inspector.refused,
-                    RAS_REPORT: self._second_opinions.refused,
+                    **self._asker.refused,
                 },
                 evicted={"journal_segments": self.log.evicted},
                 store_errors={
@@ -230,18 +196,4 @@ class Cell:
             warnings=runs.warnings(status_view.at),
             refused_ranks=self.streams.refused_ranks(status_view.at),
             name_conflicts=runs.conflicts(),
-        )
-
-    def _published(self, events: Sequence[FindingEvent]) -> None:
-        self._responder.see(events)
-        self._inspector.see(events)
-        self._second_opinions.see(events)
-        self._common.published(events)
-
-    def _stack_shown(self, key: AttemptKey, rank: int, text: str, asked_at: AlignedNs) -> None:
-        self._stack_waits.take(
-            *(key, rank, text),
-            asked_at=asked_at,
-            answered_at=self._common.now(),
-            confirm_after_ns=self._standstills.at_rest_after_ns(key),
         )

@@ -1,9 +1,9 @@
 """Advances the engine, stores its findings, and then publishes them.
 
-The only writer of the published state. Evidence that arrives in between (a stack, a dump's id)
-waits for the next evaluation and triggers it. A store that fails, or a disk that does not respond,
-must not suppress an alert: the finding is published without being stored, the failure is counted,
-and the next evaluation tries again. A fault in one job does not affect other jobs, but the
+The only writer of the published state. An answer that arrives in between (a stack, a dump's id)
+goes into the engine, and triggers an evaluation. A store that fails, or a disk that does not
+respond, must not suppress an alert: the finding is published without being stored, the failure is
+counted, and the next evaluation tries again. A fault in one job does not affect other jobs, but the
 evaluation then counts as stale.
 """
 
@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from frd.engine.findings.attachments import Evidence
+from frd.engine.evidence.answers import Answer
+from frd.engine.evidence.questions import Question
 from frd.engine.matching.learned_pauses import JobPauses
 from frd.engine.views import StatusView
 from frd.errors import ServiceUnavailable
@@ -73,12 +74,12 @@ class Evaluator:
         self._publish = publish
         self.prepare: Callable[[Sequence[FindingEvent]], None] = lambda events: None
         """Gets the same changes as `publish`, before they are stored."""
+        self.ask: Callable[[Sequence[Question]], None] = lambda questions: None
+        """Gets what ranks are to be asked, once the findings are published."""
         self._settle = settle
         self._is_idle = is_idle
         self.is_slow = False
         """The next evaluation may be up to `IDLE_TICK_S` away."""
-        self._evidence: list[tuple[str, Evidence]] = []
-        """Evidence that is not applied yet, each with the id of its finding."""
         self._dismissals: list[tuple[Dismissal, asyncio.Future[Finding | None]]] = []
         """Dismissals that are not applied yet, each with the future that its caller awaits."""
         self._unsaved: dict[str, FindingEvent] = {}
@@ -97,10 +98,13 @@ class Evaluator:
         unsaved = [event.finding for event in list(self._unsaved.values())]
         return [finding for finding in unsaved if finding.id in published]
 
-    def attach(self, finding_id: str, evidence: Evidence) -> None:
-        """Put evidence into an open finding at the next evaluation."""
-        self._evidence.append((finding_id, evidence))
-        self._wake.set()
+    def answer(self, answer: Answer) -> None:
+        """A rank has answered; the journal holds what a replay decides by."""
+        now = self._now()
+        if self._engine.answer(answer, now):
+            self._journal.record(RecordKind.ANSWERED, now, payload=encode_payload(answer))
+            if answer.finding:
+                self._wake.set()
 
     async def dismiss(self, dismissal: Dismissal) -> Finding | None:
         """Close a finding by hand; returns the closed finding once it is published, None when no
@@ -167,14 +171,13 @@ class Evaluator:
         if self._is_abandoned:
             return
         now = self._now()
-        evidence, self._evidence = self._evidence, []
-        events = [event for one in evidence for event in self._engine.attach(*one)]
         dismissals, self._dismissals = self._dismissals, []
         dismissed = [(done, self._dismiss(dismissal, now)) for dismissal, done in dismissals]
-        events += [event for _, closing in dismissed for event in closing]
+        events = [event for _, closing in dismissed for event in closing]
         self._settle(now)
         self._shared.flush()
-        events += self._engine.advance(now)
+        outcome = self._engine.advance(now)
+        events += outcome.events
         self._journal.keep_dismissed(self._engine.dismissed, now)
         self._journal.tick(now)
         if learned := self._engine.take_learned():
@@ -197,6 +200,7 @@ class Evaluator:
             state = self._project(status_view)
         self.state = replace(state, evaluated_at=self.state.evaluated_at if faults else now)
         self._publish(events)
+        self.ask(outcome.questions)
         for done, closing in dismissed:
             if not done.done():
                 done.set_result(closing[0].finding if closing else None)

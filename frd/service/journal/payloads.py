@@ -1,5 +1,5 @@
-"""Payloads of journal records: settings, dismissals, waits and findings as JSON, learned pauses as
-JSON lines."""
+"""Payloads of journal records: settings, dismissals, answers and findings as JSON, learned pauses
+as JSON lines."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import msgspec
 from frd import __version__
 from frd.config import Config
 from frd.decodable import decodable
+from frd.engine.evidence.answers import Answer
 from frd.engine.matching.learned_pauses import JobPauses
 from frd.engine.policy import Policy
 from frd.errors import StoreError
@@ -21,7 +22,7 @@ from frd.model import AttemptKey, Finding, UnrecordedWait
 from frd.store.journal import JournalLimits
 
 _T = TypeVar("_T")
-_Payload = TypeVar("_Payload", "Settings", "Dismissal", "Waited")
+_Payload = TypeVar("_Payload", "Settings", "Dismissal", "Waited", Answer)
 _DISMISSED = "dismissed"
 """A key next to those of a finding, which is no part of it: `decode_finding` ignores it."""
 _ADVICE = "damaged, or of a newer frd"
@@ -57,7 +58,8 @@ class Dismissal:
 @decodable
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """A wait of a rank that no recorder shows, in node time."""
+    """A wait of a rank that no recorder shows, in node time; journals of earlier
+    releases have them in place of answers."""
 
     job: str
     attempt: int
@@ -86,7 +88,7 @@ def limits_of(config: Config) -> JournalLimits:
     return JournalLimits(total_bytes=total_bytes, max_age_s=store.journal_retention_s)
 
 
-def encode_payload(payload: Settings | Dismissal | Waited) -> bytes:
+def encode_payload(payload: Settings | Dismissal | Answer) -> bytes:
     return msgspec.json.encode(payload)
 
 

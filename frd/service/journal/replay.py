@@ -1,8 +1,8 @@
 """Replays a journal: the same sessions and the same engine, at the recorded times.
 
-A replay gives the findings of the service, as far as the journal reaches back, but without the
-stacks and dumps that agents sent. At a START record a service process restarted: like the real one,
-it begins with the findings that were open.
+A replay gives the findings of the service, as far as the journal reaches back, with what ranks have
+answered. At a START record a service process restarted: like the real one, it begins with the
+findings that were open.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from frd.engine.engine import Engine
+from frd.engine.evidence.answers import Answer
 from frd.errors import FrdError
 from frd.model import AlignedNs, Finding, FindingEvent, FindingState
 from frd.service.clocks.alignments import decode
@@ -95,8 +96,8 @@ class Player:
                 self._begin(decode_payload(record.payload, Settings), record.at)
             case RecordKind.DISMISSED:
                 self._dismiss(decode_payload(record.payload, Dismissal), record.at)
-            case RecordKind.WAITED:
-                self._wait(decode_payload(record.payload, Waited))
+            case RecordKind.ANSWERED | RecordKind.WAITED:
+                self._evidence(record)
             case RecordKind.LEARNED:
                 self._shared.engine.recall(usable(decode_pauses, record.payload, self._warn) or ())
             case RecordKind.RESTORED:
@@ -122,7 +123,7 @@ class Player:
                 session.settle(now)
         self._claim()
         self._shared.flush()
-        self._keep(self._shared.engine.advance(now))
+        self._keep(self._shared.engine.advance(now).events)
 
     def _dismiss(self, dismissal: Dismissal, now: AlignedNs) -> None:
         closing = self._shared.engine.dismiss(dismissal.finding, now, dismissal.close_reason)
@@ -132,9 +133,13 @@ class Player:
                 f"finding {dismissal.finding} was closed by hand, but is not open in this journal"
             )
 
-    def _wait(self, waited: Waited) -> None:
+    def _evidence(self, record: Record) -> None:
+        if record.kind is RecordKind.ANSWERED:
+            self._shared.engine.answer(decode_payload(record.payload, Answer), record.at)
+            return
+        waited = decode_payload(record.payload, Waited)
         attempt = self._shared.engine.known(waited.key)
-        if attempt is not None and waited.wait.rank in attempt.tables.ranks.infos:
+        if attempt is not None:
             attempt.observe_unrecorded(waited.wait)
 
     def _begin(self, settings: Settings, now: AlignedNs) -> None:

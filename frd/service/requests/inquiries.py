@@ -14,7 +14,7 @@ from typing import Final
 from frd.errors import ServiceUnavailable
 from frd.model import AttemptKey
 from frd.service.ingest.streams import Streams
-from frd.service.requests.inquiry import Answer, Inquiry, Target
+from frd.service.requests.inquiry import Inquiry, Piece, Target
 from frd.wire.messages import Part, Request, ResponsePart
 
 _TRAVEL_S: Final = 1.0
@@ -35,13 +35,13 @@ class Inquiries:
         key: AttemptKey,
         ranks: Sequence[int] | None,
         *,
-        dump: bool,
-        stacks: bool,
+        dump: bool = False,
+        stacks: bool = False,
         waits: bool = False,
         ras: bool = False,
         children_of: Collection[int] | None = (),
         timeout_s: float,
-    ) -> AsyncGenerator[list[Answer], None]:
+    ) -> AsyncGenerator[list[Piece], None]:
         """Ask the agents of `ranks` (None: all known ranks of the attempt); see `Inquiry.answers`.
 
         `waits`: what the ranks are blocked in, of which an agent answers what it knows. `ras`: what
@@ -83,7 +83,7 @@ class Inquiries:
                 self._streams[stream_id].send(request)
             cut_off = [rank for rank, owner in owners.items() if owner is None]
             error = "its agent is not connected"
-            yield [Answer(rank, part, error=error) for rank in cut_off for part in parts]
+            yield [Piece(rank, part, error=error) for rank in cut_off for part in parts]
             # The agent keeps to the timeout; its last answer still needs time to arrive.
             async for answers in inquiry.answers(timeout_s + _TRAVEL_S):
                 yield answers

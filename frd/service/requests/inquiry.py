@@ -1,7 +1,7 @@
 """Requests to agents and their answers, matched, and bounded in time and bytes.
 
 One `Inquiry` asks some ranks of one attempt for dumps, stacks or both. It always gives, for every
-rank and part, exactly one last `Answer`, with data or with an error: the agent answered, the
+rank and part, exactly one last `Piece`, with data or with an error: the agent answered, the
 deadline passed, or the stream ended. Pieces are passed on as they arrive, so that a dump of 16,384
 ranks is never in memory as a whole.
 
@@ -24,7 +24,7 @@ MAX_BUFFERED_BYTES: Final = 128 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Piece:
     """A piece of one part of one rank; pieces of a part come in order."""
 
     rank: int
@@ -59,7 +59,7 @@ class Inquiry:
         self._open = {(rank, part) for rank in self._streams for part in parts}
         self._bytes = dict.fromkeys(self._streams, 0)
         self._buffered = 0
-        self._ready: list[Answer] = []
+        self._ready: list[Piece] = []
         self._wake = asyncio.Event()
 
     def take(self, stream: int, part: ResponsePart) -> None:
@@ -74,7 +74,7 @@ class Inquiry:
             self._fail(rank, part.part, "answers came faster than they could be stored")
         else:
             last = part.last or bool(part.error)
-            answer = Answer(rank, part.part, part.data, last, part.source, part.error)
+            answer = Piece(rank, part.part, part.data, last, part.source, part.error)
             if last:
                 self._open.discard((rank, part.part))
             self._buffered += len(part.data)
@@ -86,7 +86,7 @@ class Inquiry:
             if stream is None or self._streams[rank] == stream:
                 self._fail(rank, part, error)
 
-    async def answers(self, timeout_s: float) -> AsyncIterator[list[Answer]]:
+    async def answers(self, timeout_s: float) -> AsyncIterator[list[Piece]]:
         """Answers as they arrive, until the last one or the deadline."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while self._open or self._ready:
@@ -102,8 +102,8 @@ class Inquiry:
 
     def _fail(self, rank: int, part: Part, error: str) -> None:
         self._open.discard((rank, part))
-        self._give(Answer(rank, part, error=error))
+        self._give(Piece(rank, part, error=error))
 
-    def _give(self, answer: Answer) -> None:
+    def _give(self, answer: Piece) -> None:
         self._ready.append(answer)
         self._wake.set()

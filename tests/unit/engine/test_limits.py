@@ -145,7 +145,7 @@ def test_an_attempt_with_groups_and_no_rank() -> None:
     engine = Engine(Policy())
     attempt = engine.attempt(AttemptKey("a", 0), 4, START)
     attempt.group(GroupInfo("0", "default_pg", tuple(range(4))))
-    assert engine.advance(AlignedNs(START + S)) == []
+    assert engine.advance(AlignedNs(START + S)).events == []
     engine.attempt(AttemptKey("a", 1), 4, AlignedNs(START + S))
     assert engine.faults == []
     engine.status_view(AlignedNs(START + S))

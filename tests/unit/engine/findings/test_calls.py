@@ -161,7 +161,7 @@ class Starting:
             self.now = AlignedNs(self.now + 1_000_000_000)
             for rank in self.inside.keys() - self.unheard:
                 self._report(rank)
-            events = self.engine.advance(self.now)
+            events = self.engine.advance(self.now).events
             self.opened += [e.finding for e in events if e.finding.state is FindingState.OPEN]
 
     def _report(self, rank: int) -> None:

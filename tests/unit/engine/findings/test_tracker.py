@@ -181,5 +181,5 @@ def test_a_finding_of_every_kind_survives_a_restart(kind: Kind) -> None:
     finding = Finding("id", kind, FindingState.OPEN, "job", 0, at(1))
     engine.restore([finding], at(10))
     assert [(f.id, f.kind) for f in engine.status_view(at(10)).findings] == [("id", kind)]
-    (closed,) = engine.advance(at(1000))
+    (closed,) = engine.advance(at(1000)).events
     assert (closed.change, closed.finding.id) == (CLOSED, "id")

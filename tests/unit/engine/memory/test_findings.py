@@ -64,7 +64,7 @@ class Job:
                     self.attempt.memory, [handle], times, values, 16 * GIB, now_s=self.second
                 )
             for tick in range(4):
-                events += self.engine.advance(at(self.second + tick / 4))
+                events += self.engine.advance(at(self.second + tick / 4)).events
                 assert not self.engine.faults
         return events
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from frd.service.findings.unrecorded import Unrecorded
 
 from frd.model import AttemptKey, FindingState, NodeNs, UnrecordedWait, WaitSource
 from frd.service.findings import evaluator
-from frd.service.findings.unrecorded import Unrecorded
 from frd.service.journal.payloads import Dismissal, Waited, decode_payload
 from frd.store.journal import read
 from frd.store.records import RecordKind

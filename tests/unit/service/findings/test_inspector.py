@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from frd.service.findings.inspector import Inspector
 
 from frd.engine.engine import Engine
 from frd.engine.policy import Policy
@@ -24,7 +25,6 @@ from frd.model import (
     WaitKind,
     WaitsFor,
 )
-from frd.service.findings.inspector import Inspector
 from frd.service.requests.inquiry import Answer
 from frd.wire.messages import Part
 from frd.wire.waits import WaitReport, encode_report

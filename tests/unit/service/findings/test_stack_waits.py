@@ -7,14 +7,14 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 
 import pytest
+from frd.service.findings.stack_waits import StackWaits
+from frd.service.findings.standstills import EVERY_S, MAX_RANKS, Standstills
 
 from frd.engine.findings.builder import finding_of
 from frd.engine.findings.claim import Claim
 from frd.engine.views import StatusView
 from frd.flight.stacks.text import RESTED
 from frd.model import AlignedNs, AttemptKey, Kind, UnrecordedWait, WaitSource
-from frd.service.findings.stack_waits import StackWaits
-from frd.service.findings.standstills import EVERY_S, MAX_RANKS, Standstills
 from frd.service.state import ServiceState
 from tests.world.job import Job
 

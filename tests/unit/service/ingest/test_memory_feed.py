@@ -129,12 +129,12 @@ def test_out_of_memory_outlives_the_attempt_that_it_ended() -> None:
     found: dict[str, Finding] = {}
     for _ in range(30):
         service.now += S
-        events = service.engine.advance(AlignedNs(service.now))
+        events = service.engine.advance(AlignedNs(service.now)).events
         found |= {event.finding.id: event.finding for event in events}
     (finding,) = (one for one in found.values() if one.kind is Kind.OOM)
     assert [suspect.rank for suspect in finding.suspects] == [3]
     assert "host memory" in finding.summary
     assert finding.state is FindingState.OPEN
     service.now += 60 * S
-    closed = [event.finding for event in service.engine.advance(AlignedNs(service.now))]
+    closed = [event.finding for event in service.engine.advance(AlignedNs(service.now)).events]
     assert finding.id in [one.id for one in closed if one.state is FindingState.CLOSED]

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from frd.model import NodeNs, NodeRawNs, RankInfo
 from frd.service.ingest.streams import Stream
 from frd.service.requests.inquiries import Inquiries
-from frd.service.requests.inquiry import MAX_RANK_BYTES, Answer, Inquiry, Target
+from frd.service.requests.inquiry import MAX_RANK_BYTES, Inquiry, Piece, Target
 from frd.wire.encode import encode_agent
 from frd.wire.messages import PROTOCOL, Hello, Part, Request, ResponsePart
 from tests.world.messages import KEY, declare
@@ -22,8 +22,8 @@ def part(index: int, data: bytes = b"", *, last: bool = True, error: str = "") -
     return ResponsePart(1, index, Part.STACK, data, last, "py-spy", error)
 
 
-def collect(inquiry: Inquiry, timeout_s: float = 0.0) -> list[Answer]:
-    async def run() -> list[Answer]:
+def collect(inquiry: Inquiry, timeout_s: float = 0.0) -> list[Piece]:
+    async def run() -> list[Piece]:
         return [answer async for answers in inquiry.answers(timeout_s) for answer in answers]
 
     return asyncio.run(run())

@@ -6,12 +6,12 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import replace
 
 import pytest
+from frd.service.second_opinions.asker import MAX_AT_ONCE, TIMEOUT_S, SecondOpinions
 
 from frd.engine.findings.attachments import Evidence
 from frd.errors import ServiceUnavailable
 from frd.model import AttemptKey, Change, Finding, FindingEvent, Reason
 from frd.service.requests.inquiry import Answer
-from frd.service.second_opinions.asker import MAX_AT_ONCE, TIMEOUT_S, SecondOpinions
 from frd.wire.messages import Part
 from frd.wire.ras import encode_ras
 from frd_agent.nccl_ras.answer import read_answer

@@ -19,7 +19,7 @@ from frd.service.clocks.real_time import RealTime
 from frd.service.clocks.view import clock_json
 from frd.service.ingest.streams import Streams
 from frd.service.requests.inquiries import Inquiries
-from frd.service.requests.inquiry import Answer
+from frd.service.requests.inquiry import Piece
 from frd.service.state import DumpResult
 from frd.store.dumps import DumpStore, DumpWriter
 from frd.wire.messages import Part
@@ -81,7 +81,7 @@ class Dumper:
             raise
 
     async def _take(
-        self, key: AttemptKey, asking: AsyncGenerator[list[Answer], None], parts: _Parts
+        self, key: AttemptKey, asking: AsyncGenerator[list[Piece], None], parts: _Parts
     ) -> DumpResult:
         async with aclosing(asking) as asked:
             # The first answers show that an agent is connected.
@@ -115,13 +115,13 @@ class Dumper:
         """
         parts = _Parts(on_stack)
         asking = self._inquiries.ask(
-            *(key, ranks), dump=False, stacks=True, children_of=children_of, timeout_s=timeout_s
+            *(key, ranks), stacks=True, children_of=children_of, timeout_s=timeout_s
         )
         async with aclosing(asking) as asked:
             async for answers in asked:
                 parts.take(answers)
 
-    def _identities(self, key: AttemptKey, parts: _Parts) -> list[Answer]:
+    def _identities(self, key: AttemptKey, parts: _Parts) -> list[Piece]:
         answers = []
         for rank, source in sorted(parts.sources.items()):
             clock = self._streams.clock(key, rank)
@@ -134,7 +134,7 @@ class Dumper:
                 **({} if clock is None else clock_json(clock.view(self._now()))),
             }
             text = json.dumps(identity, indent=1).encode("ascii")
-            answers.append(Answer(rank, Part.IDENTITY, text))
+            answers.append(Piece(rank, Part.IDENTITY, text))
         return answers
 
 
@@ -149,7 +149,7 @@ class _Parts:
         self._texts: dict[tuple[int, Part], bytearray] = {}
         self._on_stack = on_stack
 
-    def take(self, answers: Sequence[Answer]) -> list[Answer]:
+    def take(self, answers: Sequence[Piece]) -> list[Piece]:
         """Add answers; returns the pieces to be stored unchanged."""
         stored = []
         for answer in answers:
@@ -178,7 +178,7 @@ class _Parts:
             "without_stack": {str(r): error for r, error in sorted(self._without_stack.items())},
         }
 
-    def _gather(self, answer: Answer) -> None:
+    def _gather(self, answer: Piece) -> None:
         text = self._texts.setdefault((answer.rank, answer.part), bytearray())
         if len(text) + len(answer.data) <= _MAX_TEXT_BYTES[answer.part]:
             text += answer.data
@@ -190,6 +190,6 @@ class _Parts:
             del self._texts[answer.rank, answer.part]
 
 
-def _store(writer: DumpWriter, answers: Sequence[Answer]) -> None:
+def _store(writer: DumpWriter, answers: Sequence[Piece]) -> None:
     for answer in answers:
         writer.add(answer.rank, answer.part, answer.data, last=answer.last)

@@ -1,4 +1,4 @@
-"""What a report of RAS says of the communicators of one process group, in sentences. Pure.
+"""What NCCL counts, against the ranks that frd knows: a report of RAS in sentences. Pure.
 
 RAS knows no group of PyTorch. A communicator is that of a group if it has as many ranks and their
 processes are those of the group: rank i is then the group's i-th member. Process ids repeat on

@@ -1,0 +1,366 @@
+"""On which occasion which ranks of an attempt are asked what, and how often.
+
+Of a job that makes progress no rank is asked. A question is asked once: what is not answered is
+asked again only if its occasion comes again. Time enters as an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from frd.engine.attempt import Attempt
+from frd.engine.evidence.answers import Answer, Answers, Confirm
+from frd.engine.hangs.calls import threshold_of_call_ns
+from frd.engine.policy import Policy
+from frd.engine.state.snapshot import AT_REST
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    Change,
+    Finding,
+    FindingEvent,
+    Kind,
+    RankState,
+    Reason,
+)
+
+
+class QuestionKind(StrEnum):
+    DUMP = "dump"
+    """Flight Recorder dumps and stacks: an answer for each rank, and one for the stored dump."""
+    STACK = "stack"
+    INSPECTION = "inspection"
+    """What the rank is blocked in, by /proc."""
+    OPINION = "opinion"
+    """What NCCL's RAS service counts. One answer: it speaks for all ranks."""
+
+
+class Occasion(StrEnum):
+    """Why ranks are asked; the most urgent first, those about a finding before all others."""
+
+    OPENED = "opened"
+    """A finding opened: the ranks involved, once."""
+    NAMED = "named"
+    """A suspect was named later: its stack, once."""
+    SUSPECTED = "suspected"
+    """Live suspects that are in no op, every second: an agent reads much of a process that it
+    inspects, so that no other rank is asked."""
+    UNDECIDED = "undecided"
+    """No rank is the cause of a hang, or one is alone in an op: RAS, once for either reason."""
+    SIGHTED = "sighted"
+    """A stack showed a wait for the first time: the rank once more, because two stacks prove it."""
+    WAITING = "waiting"
+    """A finding explains why nothing moves: the ranks that were seen in calls without a record,
+    every minute, because such a wait ends without a trace."""
+    STILL = "still"
+    """Nothing explains why no watermark has risen for the stall threshold: living ranks, every
+    minute. Where no rank waits, the next time is twice as late: a job may compute for long, and
+    sends and receives of Gloo move no watermark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    kind: QuestionKind
+    within_s: float
+    """How long agents may take to answer."""
+
+
+RULES: Final = {
+    Occasion.OPENED: Rule(QuestionKind.DUMP, 10.0),
+    Occasion.NAMED: Rule(QuestionKind.STACK, 10.0),
+    Occasion.SUSPECTED: Rule(QuestionKind.INSPECTION, 1.0),
+    # An agent uses up to 12 s of it: 6 s for the question, because RAS itself waits for processes
+    # that do not respond, and 6 s before it for the question about another finding.
+    Occasion.UNDECIDED: Rule(QuestionKind.OPINION, 15.0),
+    Occasion.SIGHTED: Rule(QuestionKind.STACK, 10.0),
+    Occasion.WAITING: Rule(QuestionKind.STACK, 10.0),
+    Occasion.STILL: Rule(QuestionKind.STACK, 10.0),
+}
+MAX_RANKS: Final = 64
+"""Ranks that one question asks."""
+ROUND_S: Final = 60.0
+LEAST_OFTEN_S: Final = 960.0
+INSPECT_S: Final = 0.9
+"""Less than the second that passes: evaluations are a quarter of a second apart."""
+MUTE_S: Final = 10.0
+"""How long a rank is not inspected again that has not answered: agents before 0.2 never do."""
+_LEAST_REST_S: Final = 1.0
+"""A stack that is asked for so soon after another one proves no wait."""
+_NO_STACKS: Final = frozenset({Kind.STRAGGLER, Kind.CLOCK_UNSYNCHRONIZED})
+"""Kinds for which no rank is asked, because its present stack does not explain them."""
+_EXPLAINED: Final = frozenset(
+    {Kind.STALL, Kind.ORDER, Kind.MISMATCH, Kind.RANK_LOST, Kind.OOM, Kind.TELEMETRY_GAP}
+)
+"""Kinds that explain why nothing moves."""
+_INSPECTED: Final = frozenset({Reason.CPU_STUCK, Reason.UNREACHABLE})
+_UNDECIDED: Final = frozenset({Reason.NETWORK_OR_DEVICE, Reason.IN_COLLECTIVE_ALONE})
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    number: int
+    """Within the attempt."""
+    attempt: AttemptKey
+    occasion: Occasion
+    ranks: tuple[int, ...]
+    """Of an opinion: one of them answers, the first ones preferably."""
+    asked_at: AlignedNs
+    finding: str = ""
+    """The id of the finding that it is about."""
+    children_of: tuple[int, ...] = ()
+    """The ranks of whose child processes stacks are wanted, too."""
+    members: tuple[tuple[int, int], ...] = ()
+    """Of an opinion: the ranks of the group, ascending, with their process ids; 0 unknown."""
+
+    @property
+    def rule(self) -> Rule:
+        return RULES[self.occasion]
+
+    @property
+    def until(self) -> AlignedNs:
+        return AlignedNs(self.asked_at + round(self.rule.within_s * 1e9))
+
+
+@dataclass(slots=True)
+class _Rounds:
+    """Rounds of stacks while nothing moves."""
+
+    still_since: AlignedNs
+    """When a watermark last rose, as far as that was looked at, or a group was first seen."""
+    due_at: AlignedNs
+    pause_s: float = ROUND_S
+    is_explained: bool = False
+    """A finding says why nothing moves."""
+    count: int = 0
+    """How often ranks were asked because nothing moved."""
+
+
+class Questions:
+    """The questions about one attempt."""
+
+    def __init__(self, key: AttemptKey) -> None:
+        self._key = key
+        self._count = 0
+        self._open: dict[int, tuple[Question, set[int]]] = {}
+        """Questions whose time is not over, and the ranks that have not answered."""
+        self._named: dict[str, set[int]] = {}
+        """Suspects that were asked for their stacks, by open finding."""
+        self._reasons: dict[str, set[Reason]] = {}
+        """Reasons because of which RAS was asked, by open finding."""
+        self._inspected_at = AlignedNs(0)
+        self._muted: dict[int, AlignedNs] = {}
+        """Until when ranks are not inspected."""
+        self._rounds: _Rounds | None = None
+        """Of an attempt that runs."""
+
+    def answered(self, answer: Answer) -> None:
+        """By one rank of a question, or for all of them (-1)."""
+        question, left = self._open.get(answer.question, (None, set[int]()))
+        left.discard(answer.rank)
+        if question is not None and (answer.rank < 0 or not left):
+            del self._open[answer.question]
+        if answer.is_silent:
+            self._muted[answer.rank] = AlignedNs(answer.asked_at + round(MUTE_S * 1e9))
+
+    def due(
+        self,
+        now: AlignedNs,
+        attempt: Attempt,
+        known: Answers,
+        findings: Mapping[str, Finding],
+        events: Sequence[FindingEvent],
+        *,
+        is_over: bool,
+    ) -> list[Question]:
+        """What is to be asked now. `findings` are those that are open for users, by id, `events`
+        what has just changed of them."""
+        self._open = {n: one for n, one in self._open.items() if now < one[0].until}
+        asked = [*self._about_findings(now, attempt, events)]
+        opened = any(event.change is Change.OPENED for event in events)
+        if opened or now - self._inspected_at >= INSPECT_S * 1e9:
+            asked += self._inspections(now, known, findings.values())
+        if is_over:
+            self._rounds = None
+            known.forget_stacks()
+        elif attempt.tables.groups.count:
+            self._rounds = rounds = self._rounds or _Rounds(now, now)
+            asked += self._round(now, attempt, known, findings.values(), rounds)
+        self._named = {id_: ranks for id_, ranks in self._named.items() if id_ in findings}
+        self._reasons = {id_: why for id_, why in self._reasons.items() if id_ in findings}
+        return asked
+
+    def _ask(
+        self,
+        now: AlignedNs,
+        occasion: Occasion,
+        ranks: Sequence[int],
+        finding: str = "",
+        children_of: Collection[int] = (),
+        members: Sequence[tuple[int, int]] = (),
+    ) -> Question:
+        self._count += 1
+        some = tuple(ranks if members else ranks[:MAX_RANKS])
+        question = Question(
+            *(self._count, self._key, occasion, some, now, finding),
+            *(tuple(children_of), tuple(members)),
+        )
+        self._open[self._count] = question, set(some)
+        return question
+
+    def _is_asking(self, kind: QuestionKind, finding: str = "") -> bool:
+        return any(
+            one.rule.kind is kind and one.finding == finding for one, _ in self._open.values()
+        )
+
+    # -- about findings ------------------------------------------------------------------------
+
+    def _about_findings(
+        self, now: AlignedNs, attempt: Attempt, events: Iterable[FindingEvent]
+    ) -> Iterator[Question]:
+        for event in events:
+            finding = event.finding
+            if event.change is Change.CLOSED:
+                continue
+            yield from self._opinion(now, attempt, finding)
+            if finding.kind in _NO_STACKS:
+                continue
+            suspects = [suspect.rank for suspect in finding.suspects]
+            if event.change is Change.OPENED:
+                self._named[finding.id] = set(suspects)
+                ranks = _involved(finding)
+                yield self._ask(now, Occasion.OPENED, ranks, finding.id, children_of=suspects)
+                continue
+            # The suspects of a finding of an earlier process of the service were asked then.
+            asked = self._named.setdefault(finding.id, set(suspects))
+            if new := [rank for rank in suspects if rank not in asked]:
+                asked.update(new)
+                yield self._ask(now, Occasion.NAMED, new, finding.id, children_of=new)
+
+    def _opinion(self, now: AlignedNs, attempt: Attempt, finding: Finding) -> Iterator[Question]:
+        reasons = _UNDECIDED & {finding.reason, *(s.reason for s in finding.suspects)}
+        # A finding of an earlier process that has an opinion was asked about then.
+        known = set(reasons) if finding.second_opinion else set()
+        asked = self._reasons.setdefault(finding.id, known)
+        ref = finding.collective
+        if not reasons - asked or ref is None:
+            return
+        if not (members := attempt.processes_of(ref.group_id)):
+            return
+        asked |= reasons
+        named = {suspect.rank for suspect in finding.suspects}
+        ranks = sorted((rank for rank, _ in members), key=lambda rank: rank in named)
+        if ranks := [rank for rank in ranks if attempt.may_use(rank, "nccl")]:
+            yield self._ask(now, Occasion.UNDECIDED, ranks, finding.id, members=members)
+
+    def _inspections(
+        self, now: AlignedNs, known: Answers, findings: Iterable[Finding]
+    ) -> Iterator[Question]:
+        self._inspected_at = now
+        wanted = {f.id: _to_inspect(f, known.blocked) for f in findings if _is_inspected(f)}
+        known.keep(wanted)
+        self._muted = {rank: at for rank, at in self._muted.items() if now < at}
+        for finding_id, ranks in wanted.items():
+            ready = [rank for rank in ranks if rank not in self._muted]
+            if ready and not self._is_asking(QuestionKind.INSPECTION, finding_id):
+                yield self._ask(now, Occasion.SUSPECTED, ready, finding_id)
+
+    # -- while nothing moves -------------------------------------------------------------------
+
+    def _round(
+        self,
+        now: AlignedNs,
+        attempt: Attempt,
+        known: Answers,
+        findings: Iterable[Finding],
+        rounds: _Rounds,
+    ) -> Iterator[Question]:
+        if again := known.to_confirm(now):
+            yield self._ask(now, Occasion.SIGHTED, again)
+            return
+        explaining = [finding for finding in findings if finding.kind in _EXPLAINED]
+        if explaining and not rounds.is_explained:  # its ranks are asked now, see `OPENED`
+            rounds.due_at = AlignedNs(now + round(ROUND_S * 1e9))
+        rounds.is_explained = bool(explaining)
+        if now < rounds.due_at or self._is_asking(QuestionKind.STACK):
+            return
+        if not explaining and not _rests(now, attempt, rounds):
+            return
+        if not explaining and rounds.count and not known.waiting:
+            rounds.pause_s = min(2 * rounds.pause_s, LEAST_OFTEN_S)
+        rounds.due_at = AlignedNs(now + round(rounds.pause_s * 1e9))
+        if explaining:
+            if waiting := sorted({*known.waiting, *_in_calls(explaining)}):
+                yield self._ask(now, Occasion.WAITING, waiting)
+            return
+        if some := _some_of(attempt, rounds.count):
+            yield self._ask(now, Occasion.STILL, some)
+        rounds.count += 1
+
+
+def confirmed_after(
+    occasion: str, attempt: Attempt, policy: Policy, now: AlignedNs
+) -> Confirm | None:
+    """When another stack may prove a wait that one showed: if a finding explains it, that its rank
+    is at rest; otherwise that the wait is a hang itself. None if no other will be asked for."""
+    groups = attempt.tables.groups
+    threshold_ns = groups.threshold_ns[: groups.count]
+    if occasion == Occasion.SIGHTED:
+        return None
+    if occasion == Occasion.STILL:
+        of = policy, int(threshold_ns.max(initial=0)), attempt.call_thresholds_ns(now)
+        return lambda op: threshold_of_call_ns(op, *of)
+    rest_ns = threshold_ns.min() * AT_REST if groups.count else 0
+    return lambda op: int(max(rest_ns, _LEAST_REST_S * 1e9))
+
+
+def _rests(now: AlignedNs, attempt: Attempt, rounds: _Rounds) -> bool:
+    """No watermark has risen for the threshold. What has moved is looked at only then."""
+    groups = attempt.tables.groups
+    threshold_ns = groups.threshold_ns[: groups.count].max()
+    if now - rounds.still_since < threshold_ns:
+        return False
+    if (moved_at := attempt.tables.moved_at(now)) > rounds.still_since:
+        rounds.still_since, rounds.pause_s = AlignedNs(moved_at), ROUND_S
+    return bool(now - rounds.still_since >= threshold_ns)
+
+
+def _some_of(attempt: Attempt, turn: int) -> list[int]:
+    """Living ranks, others in each turn if there are too many, spread over the job."""
+    ranks = attempt.tables.ranks
+    alive = [
+        rank
+        for rank in ranks.sorted().tolist()
+        if rank not in ranks.statuses or ranks.statuses[rank].state is RankState.LIVE
+    ]
+    step = -(-len(alive) // MAX_RANKS) or 1
+    return alive[turn % step :: step]
+
+
+def _involved(finding: Finding) -> list[int]:
+    """The ranks of a finding, the most important first."""
+    suspects = [suspect.rank for suspect in finding.suspects]
+    collective = finding.collective
+    members = (*collective.missing_ranks, *collective.waiting_ranks) if collective else ()
+    return list(dict.fromkeys((*suspects, *members, *finding.victims)))
+
+
+def _is_inspected(finding: Finding) -> bool:
+    return not (finding.ended_by or finding.kind is Kind.RANK_LOST)
+
+
+def _to_inspect(finding: Finding, blocked: Collection[int]) -> list[int]:
+    """Suspects that may be inspected; ranks that turned out to wait for one of them, too."""
+    ranks = [one.rank for one in finding.suspects if one.reason in _INSPECTED]
+    return [*ranks, *(rank for rank in finding.victims if ranks and rank in blocked)]
+
+
+def _in_calls(findings: Iterable[Finding]) -> Iterator[int]:
+    """The ranks that findings about calls without a record are about: an earlier process of the
+    service may have seen them there."""
+    for finding in findings:
+        if (ref := finding.collective) is not None and not ref.group_id:
+            yield from ref.waiting_ranks
+            yield from (suspect.rank for suspect in finding.suspects)

@@ -1,0 +1,239 @@
+"""Asks ranks what the engine wants to know, and gives it one answer for each.
+
+What is asked, when and how often is for the engine (`frd.engine.evidence.questions`); this module
+bounds how many questions are under way, and decodes what comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Final, TypeAlias, assert_never
+
+from frd.engine.evidence.answers import Answer, Stack
+from frd.engine.evidence.nccl import opinion
+from frd.engine.evidence.questions import Question, QuestionKind
+from frd.errors import FrdError, ServiceUnavailable, StoreError, WireError
+from frd.model import AlignedNs
+from frd.service.evidence.dumps import Dumper
+from frd.service.requests.inquiries import Inquiries
+from frd.service.requests.inquiry import Piece
+from frd.wire.ras import MAX_RAS_BYTES, RasReport, decode_ras
+from frd.wire.waits import decode_report
+
+WAIT_REPORT: Final = "wait_report"
+RAS_REPORT: Final = "ras_report"
+"""Reasons under which `frd_ingest_refused_total` counts reports that cannot be read."""
+MAX_AGENTS: Final = 2
+"""So many agents are asked for one opinion, one after the other."""
+AT_ONCE: Final = {**dict.fromkeys(QuestionKind, 4), QuestionKind.OPINION: 2}
+"""Questions of one kind about one job that are asked at the same time."""
+_MAX_WAITING: Final = 64
+"""The same, with those that wait for their turn."""
+_Turn: TypeAlias = tuple[str, QuestionKind]
+
+log = logging.getLogger(__name__)
+
+
+class Asker:
+    def __init__(
+        self,
+        inquiries: Inquiries,
+        dumper: Dumper,
+        take: Callable[[Answer], None],
+        *,
+        keep_dumps: bool,
+        now: Callable[[], AlignedNs],
+    ) -> None:
+        """`take` gets each answer when it comes."""
+        self._inquiries = inquiries
+        self._dumper = dumper
+        self._take = take
+        self._now = now
+        self.keep_dumps = keep_dumps
+        self._turns: dict[_Turn, tuple[asyncio.Semaphore, set[asyncio.Task[None]]]] = {}
+        """Questions under way, so that no job delays the questions about others."""
+        self.refused: Counter[str] = Counter({WAIT_REPORT: 0, RAS_REPORT: 0})
+        """Reports that could not be read, by reason."""
+
+    def ask(self, questions: Iterable[Question]) -> None:
+        """Does not block."""
+        for question in questions:
+            kind, asking = question.rule.kind, _Asking(question, self._take, self._now)
+            turn = question.attempt.job, kind
+            slots, tasks = self._turns.setdefault(turn, (asyncio.Semaphore(AT_ONCE[kind]), set()))
+            if len(tasks) >= _MAX_WAITING:
+                why = f"{_MAX_WAITING} questions about the job wait already"
+                log.warning("%s: nothing is asked: %s", asking.subject, why)
+                asking.end(why)
+                continue
+            task = asyncio.create_task(self._in_turn(slots, asking))
+            tasks.add(task)
+            task.add_done_callback(partial(self._done, turn))
+
+    async def close(self) -> None:
+        """Questions under way end without an answer."""
+        tasks = [task for _, tasks in self._turns.values() for task in tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _done(self, turn: _Turn, task: asyncio.Task[None]) -> None:
+        _, tasks = self._turns[turn]
+        tasks.discard(task)
+        if not tasks:
+            del self._turns[turn]
+
+    async def _in_turn(self, slots: asyncio.Semaphore, asking: _Asking) -> None:
+        kind, why = asking.question.rule.kind, "no answer"
+        try:
+            async with slots:
+                asking.asked_at = self._now()
+                await self._respond(kind, asking)
+        except FrdError as error:
+            why = str(error)
+            level = logging.WARNING if kind is QuestionKind.DUMP else logging.DEBUG
+            log.log(level, "%s: evidence is missing: %s", asking.subject, error)
+        except Exception:  # an alert must not depend on this
+            log.exception("%s: evidence is missing", asking.subject)
+        finally:
+            asking.end(why)
+
+    async def _respond(self, kind: QuestionKind, asking: _Asking) -> None:
+        match kind:
+            case QuestionKind.DUMP if self.keep_dumps:
+                await self._dump(asking)
+            case QuestionKind.DUMP | QuestionKind.STACK:
+                await self._stacks(asking)
+            case QuestionKind.INSPECTION:
+                await self._inspect(asking)
+            case QuestionKind.OPINION:
+                await self._opinion(asking)
+            case _:
+                assert_never(kind)
+
+    async def _dump(self, asking: _Asking) -> None:
+        question = asking.question
+        try:
+            taken = await self._dumper.take(
+                *(question.attempt, question.ranks),
+                stacks=True,
+                timeout_s=question.rule.within_s,
+                children_of=question.children_of,
+                on_stack=asking.stack,
+            )
+        except StoreError as error:  # stacks need no disk
+            log.warning("%s: it has no dump: %s", asking.subject, error)
+            await self._stacks(asking)
+        else:
+            asking.give(-1, dump=taken.id)
+
+    async def _stacks(self, asking: _Asking) -> None:
+        question = asking.question
+        await self._dumper.stacks(
+            *(question.attempt, question.ranks),
+            timeout_s=question.rule.within_s,
+            children_of=question.children_of,
+            on_stack=asking.stack,
+        )
+
+    async def _inspect(self, asking: _Asking) -> None:
+        async with aclosing(
+            self._asked(asking.question, asking.question.ranks, waits=True)
+        ) as asked:
+            async for one in asked:
+                if one.error:
+                    asking.give(one.rank, unanswered=one.error, is_silent=True)
+                    continue
+                try:
+                    asking.give(one.rank, blocked=decode_report(one.data))
+                except WireError as error:
+                    self._refuse(WAIT_REPORT, asking, error)
+
+    async def _opinion(self, asking: _Asking) -> None:
+        question = asking.question
+        pids, members = dict(question.members), [rank for rank, _ in question.members]
+        try:
+            report = await self._ras(question)
+        except WireError as error:
+            self._refuse(RAS_REPORT, asking, error)
+            return
+        if not (said := await asyncio.to_thread(opinion, report, members, pids)):
+            raise ServiceUnavailable("NCCL RAS: its answer shows nothing about these ranks")
+        asking.give(-1, opinion=said)
+
+    async def _ras(self, of: Question) -> RasReport:
+        """
+        Raises:
+            FrdError: no agent has an answer of RAS, or the answer cannot be read.
+        """
+        refusal = "no agent of ranks that use NCCL is connected"
+        for rank in self._inquiries.one_by_agent(of.attempt, of.ranks, MAX_AGENTS):
+            data = bytearray()
+            try:
+                async with aclosing(self._asked(of, [rank], ras=True)) as asked:
+                    async for one in asked:
+                        data += one.data
+                        if one.error or len(data) > MAX_RAS_BYTES:
+                            raise ServiceUnavailable(one.error or f"over {MAX_RAS_BYTES} bytes")
+            except ServiceUnavailable as error:
+                refusal = f"rank {rank}: {error}"
+            else:
+                return await asyncio.to_thread(decode_ras, bytes(data))
+        raise ServiceUnavailable(refusal)
+
+    async def _asked(
+        self, of: Question, ranks: Sequence[int], *, waits: bool = False, ras: bool = False
+    ) -> AsyncGenerator[Piece, None]:
+        asked = self._inquiries.ask(
+            of.attempt, ranks, waits=waits, ras=ras, timeout_s=of.rule.within_s
+        )
+        async with aclosing(asked) as answers:
+            async for pieces in answers:
+                for one in pieces:
+                    yield one
+
+    def _refuse(self, reason: str, asking: _Asking, error: WireError) -> None:
+        self.refused[reason] += 1
+        if self.refused[reason] == 1:
+            log.warning("%s: %s: is left out", asking.subject, error)
+
+
+class _Asking:
+    """A question under way."""
+
+    def __init__(
+        self, question: Question, take: Callable[[Answer], None], now: Callable[[], AlignedNs]
+    ) -> None:
+        self.question = question
+        self.asked_at = now()
+        self._take = take
+        self._now = now
+        kind = question.rule.kind
+        self._left = set(() if kind is QuestionKind.OPINION else question.ranks)
+        self._left |= {-1} if kind in (QuestionKind.DUMP, QuestionKind.OPINION) else set()
+
+    @property
+    def subject(self) -> str:
+        of = self.question
+        return f"finding {of.finding}" if of.finding else f"job {of.attempt.job}"
+
+    def stack(self, rank: int, said: str) -> None:
+        self.give(rank, stack=Stack.of(said))
+
+    def give(self, rank: int, **values: Any) -> None:
+        """The answer of one rank, or of all together (-1); a second one is dropped."""
+        if rank in self._left:
+            self._left.discard(rank)
+            of = self.question
+            about = of.number, of.attempt, of.occasion, of.finding, rank
+            self._take(Answer(*about, self.asked_at, self._now(), **values))
+
+    def end(self, why: str) -> None:
+        """No rank answers any more."""
+        for rank in sorted(self._left):
+            self.give(rank, unanswered=why)
