@@ -22,7 +22,7 @@ from frd.model import AlignedNs
 from frd.service.evidence.dumps import Dumper
 from frd.service.requests.inquiries import Inquiries
 from frd.service.requests.inquiry import Piece
-from frd.wire.ras import MAX_RAS_BYTES, RasReport, decode_ras
+from frd.wire.ras import RasReport, decode_ras
 from frd.wire.waits import decode_report
 
 WAIT_REPORT: Final = "wait_report"
@@ -173,17 +173,14 @@ class Asker:
         """
         refusal = "no agent of ranks that use NCCL is connected"
         for rank in self._inquiries.one_by_agent(of.attempt, of.ranks, MAX_AGENTS):
-            data = bytearray()
             try:
                 async with aclosing(self._asked(of, [rank], ras=True)) as asked:
                     async for one in asked:
-                        data += one.data
-                        if one.error or len(data) > MAX_RAS_BYTES:
-                            raise ServiceUnavailable(one.error or f"over {MAX_RAS_BYTES} bytes")
+                        if not one.error:
+                            return await asyncio.to_thread(decode_ras, one.data)
+                        refusal = f"rank {rank}: {one.error}"
             except ServiceUnavailable as error:
                 refusal = f"rank {rank}: {error}"
-            else:
-                return await asyncio.to_thread(decode_ras, bytes(data))
         raise ServiceUnavailable(refusal)
 
     async def _asked(
