@@ -351,10 +351,10 @@ def _is_inspected(finding: Finding) -> bool:
     return not (finding.ended_by or finding.kind is Kind.RANK_LOST)
 
 
-def _to_inspect(finding: Finding, blocked: Collection[int]) -> list[int]:
+def _to_inspect(finding: Finding, blocked: set[int]) -> list[int]:
     """Suspects that may be inspected; ranks that turned out to wait for one of them, too."""
     ranks = [one.rank for one in finding.suspects if one.reason in _INSPECTED]
-    return [*ranks, *(rank for rank in finding.victims if ranks and rank in blocked)]
+    return [*ranks, *sorted(blocked.intersection(finding.victims))] if ranks and blocked else ranks
 
 
 def _in_calls(findings: Iterable[Finding]) -> Iterator[int]:
