@@ -162,7 +162,7 @@ class Questions:
         left.discard(answer.rank)
         if question is not None and (answer.rank < 0 or not left):
             del self._open[answer.question]
-        if answer.is_silent:
+        if answer.is_silent and answer.occasion == Occasion.SUSPECTED:
             self._muted[answer.rank] = AlignedNs(answer.asked_at + round(MUTE_S * 1e9))
 
     def due(

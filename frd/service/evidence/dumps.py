@@ -96,28 +96,6 @@ class Dumper:
                 raise
         return DumpResult(dump_id, tuple(sorted(parts.sources)), parts.failed)
 
-    async def stacks(
-        self,
-        key: AttemptKey,
-        ranks: Sequence[int],
-        *,
-        timeout_s: float,
-        children_of: Collection[int] | None = None,
-        on_stack: OnStack,
-    ) -> None:
-        """Ask for stacks only, and store nothing; `children_of` as in `take`.
-
-        Raises:
-            ServiceUnavailable: no agent of the attempt is connected.
-        """
-        parts = _Parts(on_stack)
-        asking = self._inquiries.ask(
-            *(key, ranks), stacks=True, children_of=children_of, timeout_s=timeout_s
-        )
-        async with aclosing(asking) as asked:
-            async for answers in asked:
-                parts.take(answers)
-
     def _identities(self, key: AttemptKey, parts: _Parts) -> list[Piece]:
         answers = []
         for rank, source in sorted(parts.sources.items()):
