@@ -43,7 +43,7 @@ from frd.model import FindingEvent
 from frd.service.access.admission import Admission, Handshakes
 from frd.service.access.certificates import Certificates
 from frd.service.access.grants import Tokens
-from frd.service.cells.cell import Cell, Common
+from frd.service.cells.cell import LOOK_EVERY_S, Cell, Common
 from frd.service.cells.cells import Cells
 from frd.service.cells.holding import Holding, LateHomes, hold_alone
 from frd.service.cells.merged import add
@@ -53,7 +53,6 @@ from frd.service.clocks.pings import Pings
 from frd.service.clocks.real_time import RealTime
 from frd.service.findings.evaluator import TICK_S
 from frd.service.findings.notifier import Notifier
-from frd.service.findings.standstills import LOOK_EVERY_S
 from frd.service.http.guard import HttpGuard
 from frd.service.http.routes import WebOptions, create_app
 from frd.service.ingest.collector import ACK_EVERY_S, Ingest

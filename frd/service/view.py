@@ -30,7 +30,7 @@ class Published(Protocol):
 
 
 class DumpTaker(Protocol):
-    """See `frd.service.findings.dumper`."""
+    """See `frd.service.evidence.dumps`."""
 
     async def take(
         self, key: AttemptKey, ranks: Sequence[int] | None, *, stacks: bool, timeout_s: float

@@ -162,7 +162,7 @@ class Questions:
         left.discard(answer.rank)
         if question is not None and (answer.rank < 0 or not left):
             del self._open[answer.question]
-        if answer.is_silent:
+        if answer.is_silent and answer.occasion == Occasion.SUSPECTED:
             self._muted[answer.rank] = AlignedNs(answer.asked_at + round(MUTE_S * 1e9))
 
     def due(
@@ -351,10 +351,10 @@ def _is_inspected(finding: Finding) -> bool:
     return not (finding.ended_by or finding.kind is Kind.RANK_LOST)
 
 
-def _to_inspect(finding: Finding, blocked: Collection[int]) -> list[int]:
+def _to_inspect(finding: Finding, blocked: set[int]) -> list[int]:
     """Suspects that may be inspected; ranks that turned out to wait for one of them, too."""
     ranks = [one.rank for one in finding.suspects if one.reason in _INSPECTED]
-    return [*ranks, *(rank for rank in finding.victims if ranks and rank in blocked)]
+    return [*ranks, *sorted(blocked.intersection(finding.victims))] if ranks and blocked else ranks
 
 
 def _in_calls(findings: Iterable[Finding]) -> Iterator[int]:

@@ -11,6 +11,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from frd import __version__
 from frd.config import Config
@@ -33,6 +34,8 @@ from frd.service.journal.payloads import limits_of, settings_of
 from frd.service.requests.inquiries import Inquiries
 from frd.service.state import Counters, ServiceState
 from frd.store.dumps import DumpStore
+
+LOOK_EVERY_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,7 @@ class Cell:
         self.log.abandon()
 
     def look(self) -> None:
-        """Called a few times a second."""
+        """Called every `LOOK_EVERY_S`: a cell that was idle is evaluated when an agent comes."""
         if self.evaluator.is_slow and self.streams:
             self.evaluator.wake()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Final, TypeAlias, assert_never
@@ -21,8 +21,7 @@ from frd.errors import FrdError, ServiceUnavailable, StoreError, WireError
 from frd.model import AlignedNs
 from frd.service.evidence.dumps import Dumper
 from frd.service.requests.inquiries import Inquiries
-from frd.service.requests.inquiry import Piece
-from frd.wire.ras import MAX_RAS_BYTES, RasReport, decode_ras
+from frd.wire.ras import decode_ras
 from frd.wire.waits import decode_report
 
 WAIT_REPORT: Final = "wait_report"
@@ -110,20 +109,24 @@ class Asker:
             case QuestionKind.DUMP | QuestionKind.STACK:
                 await self._stacks(asking)
             case QuestionKind.INSPECTION:
-                await self._inspect(asking)
+                async for rank, data in self._answers(asking, asking.question.ranks, waits=True):
+                    try:
+                        asking.give(rank, blocked=decode_report(data))
+                    except WireError as error:
+                        self._refuse(WAIT_REPORT, asking, error)
             case QuestionKind.OPINION:
                 await self._opinion(asking)
             case _:
                 assert_never(kind)
 
     async def _dump(self, asking: _Asking) -> None:
-        question = asking.question
+        of = asking.question
         try:
             taken = await self._dumper.take(
-                *(question.attempt, question.ranks),
+                *(of.attempt, of.ranks),
                 stacks=True,
-                timeout_s=question.rule.within_s,
-                children_of=question.children_of,
+                timeout_s=of.rule.within_s,
+                children_of=of.children_of,
                 on_stack=asking.stack,
             )
         except StoreError as error:  # stacks need no disk
@@ -133,69 +136,43 @@ class Asker:
             asking.give(-1, dump=taken.id)
 
     async def _stacks(self, asking: _Asking) -> None:
-        question = asking.question
-        await self._dumper.stacks(
-            *(question.attempt, question.ranks),
-            timeout_s=question.rule.within_s,
-            children_of=question.children_of,
-            on_stack=asking.stack,
-        )
+        of = asking.question
+        async for rank, data in self._answers(
+            asking, of.ranks, stacks=True, children_of=of.children_of
+        ):
+            asking.stack(rank, data.decode("utf-8", "replace"))
 
-    async def _inspect(self, asking: _Asking) -> None:
-        async with aclosing(
-            self._asked(asking.question, asking.question.ranks, waits=True)
-        ) as asked:
-            async for one in asked:
-                if one.error:
-                    asking.give(one.rank, unanswered=one.error, is_silent=True)
-                    continue
-                try:
-                    asking.give(one.rank, blocked=decode_report(one.data))
-                except WireError as error:
-                    self._refuse(WAIT_REPORT, asking, error)
-
-    async def _opinion(self, asking: _Asking) -> None:
-        question = asking.question
-        pids, members = dict(question.members), [rank for rank, _ in question.members]
-        try:
-            report = await self._ras(question)
-        except WireError as error:
-            self._refuse(RAS_REPORT, asking, error)
-            return
-        if not (said := await asyncio.to_thread(opinion, report, members, pids)):
-            raise ServiceUnavailable("NCCL RAS: its answer shows nothing about these ranks")
-        asking.give(-1, opinion=said)
-
-    async def _ras(self, of: Question) -> RasReport:
-        """
-        Raises:
-            FrdError: no agent has an answer of RAS, or the answer cannot be read.
-        """
-        refusal = "no agent of ranks that use NCCL is connected"
-        for rank in self._inquiries.one_by_agent(of.attempt, of.ranks, MAX_AGENTS):
-            data = bytearray()
-            try:
-                async with aclosing(self._asked(of, [rank], ras=True)) as asked:
-                    async for one in asked:
-                        data += one.data
-                        if one.error or len(data) > MAX_RAS_BYTES:
-                            raise ServiceUnavailable(one.error or f"over {MAX_RAS_BYTES} bytes")
-            except ServiceUnavailable as error:
-                refusal = f"rank {rank}: {error}"
-            else:
-                return await asyncio.to_thread(decode_ras, bytes(data))
-        raise ServiceUnavailable(refusal)
-
-    async def _asked(
-        self, of: Question, ranks: Sequence[int], *, waits: bool = False, ras: bool = False
-    ) -> AsyncGenerator[Piece, None]:
-        asked = self._inquiries.ask(
-            of.attempt, ranks, waits=waits, ras=ras, timeout_s=of.rule.within_s
-        )
+    async def _answers(
+        self, asking: _Asking, ranks: Sequence[int], **parts: Any
+    ) -> AsyncIterator[tuple[int, bytes]]:
+        """Of the ranks that have the part, as they come."""
+        of = asking.question
+        asked = self._inquiries.ask(of.attempt, ranks, timeout_s=of.rule.within_s, **parts)
         async with aclosing(asked) as answers:
             async for pieces in answers:
                 for one in pieces:
-                    yield one
+                    if one.error:
+                        asking.give(one.rank, unanswered=one.error, is_silent=True)
+                    else:
+                        yield one.rank, one.data
+
+    async def _opinion(self, asking: _Asking) -> None:
+        of = asking.question
+        members, pids = [rank for rank, _ in of.members], dict(of.members)
+        for rank in self._inquiries.one_by_agent(of.attempt, of.ranks, MAX_AGENTS):
+            said = None
+            try:
+                async for _, data in self._answers(asking, [rank], ras=True):
+                    report = await asyncio.to_thread(decode_ras, data)
+                    said = await asyncio.to_thread(opinion, report, members, pids)
+            except ServiceUnavailable as error:
+                log.debug("%s: rank %d: %s", asking.subject, rank, error)
+            except WireError as error:
+                self._refuse(RAS_REPORT, asking, error)
+                return
+            if said is not None:
+                asking.give(-1, opinion=said, unanswered="" if said else "it shows nothing")
+                return
 
     def _refuse(self, reason: str, asking: _Asking, error: WireError) -> None:
         self.refused[reason] += 1

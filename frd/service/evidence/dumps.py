@@ -11,7 +11,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any
 
 from frd.errors import StoreError
 from frd.model import AttemptKey
@@ -23,9 +23,6 @@ from frd.service.requests.inquiry import Piece
 from frd.service.state import DumpResult
 from frd.store.dumps import DumpStore, DumpWriter
 from frd.wire.messages import Part
-
-_MAX_TEXT_BYTES: Final = {Part.IDENTITY: 64 * 1024, Part.STACK: 1024 * 1024}
-"""Bytes of a rank's stack or identity that are parsed; those of all ranks are held together."""
 
 OnStack = Callable[[int, str], None]
 
@@ -99,28 +96,6 @@ class Dumper:
                 raise
         return DumpResult(dump_id, tuple(sorted(parts.sources)), parts.failed)
 
-    async def stacks(
-        self,
-        key: AttemptKey,
-        ranks: Sequence[int],
-        *,
-        timeout_s: float,
-        children_of: Collection[int] | None = None,
-        on_stack: OnStack,
-    ) -> None:
-        """Ask for stacks only, and store nothing; `children_of` as in `take`.
-
-        Raises:
-            ServiceUnavailable: no agent of the attempt is connected.
-        """
-        parts = _Parts(on_stack)
-        asking = self._inquiries.ask(
-            *(key, ranks), stacks=True, children_of=children_of, timeout_s=timeout_s
-        )
-        async with aclosing(asking) as asked:
-            async for answers in asked:
-                parts.take(answers)
-
     def _identities(self, key: AttemptKey, parts: _Parts) -> list[Piece]:
         answers = []
         for rank, source in sorted(parts.sources.items()):
@@ -146,27 +121,31 @@ class _Parts:
         """Ranks whose dump is complete, with its source."""
         self.failed: dict[int, str] = {}
         self._without_stack: dict[int, str] = {}
-        self._texts: dict[tuple[int, Part], bytearray] = {}
+        self._identities: dict[int, bytes] = {}
         self._on_stack = on_stack
 
     def take(self, answers: Sequence[Piece]) -> list[Piece]:
         """Add answers; returns the pieces to be stored unchanged."""
         stored = []
         for answer in answers:
-            if answer.part is not Part.DUMP:
-                self._gather(answer)
-            elif answer.error:
-                self.failed[answer.rank] = answer.error
+            if answer.error:
+                of = {Part.DUMP: self.failed, Part.STACK: self._without_stack}
+                of.get(answer.part, {})[answer.rank] = answer.error
+                continue
+            if answer.part is Part.IDENTITY:
+                self._identities[answer.rank] = answer.data
+                continue
+            stored.append(answer)
+            if answer.part is Part.STACK:
+                self._on_stack(answer.rank, answer.data.decode("utf-8", "replace"))
             elif answer.last:
                 self.sources[answer.rank] = answer.source
-            if answer.part is not Part.IDENTITY and not answer.error:
-                stored.append(answer)
         return stored
 
     def identity(self, rank: int) -> dict[str, Any]:
         """The agent's JSON object; empty when there is none, or it cannot be parsed."""
         try:
-            value = json.loads(self._texts.get((rank, Part.IDENTITY), b"{}"))
+            value = json.loads(self._identities.get(rank, b"{}"))
         except (ValueError, RecursionError):
             return {}
         return value if isinstance(value, dict) else {}
@@ -177,17 +156,6 @@ class _Parts:
             "failed": {str(rank): error for rank, error in sorted(self.failed.items())},
             "without_stack": {str(r): error for r, error in sorted(self._without_stack.items())},
         }
-
-    def _gather(self, answer: Piece) -> None:
-        text = self._texts.setdefault((answer.rank, answer.part), bytearray())
-        if len(text) + len(answer.data) <= _MAX_TEXT_BYTES[answer.part]:
-            text += answer.data
-        if answer.part is Part.STACK and answer.last:
-            if answer.error:
-                self._without_stack[answer.rank] = answer.error
-            else:
-                self._on_stack(answer.rank, text.decode("utf-8", "replace"))
-            del self._texts[answer.rank, answer.part]
 
 
 def _store(writer: DumpWriter, answers: Sequence[Piece]) -> None:

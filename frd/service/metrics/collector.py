@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from frd.engine.views import AttemptView, GroupColumns, Histogram
 from frd.model import Kind, Severity
 from frd.service.clocks.pings import REASONS as CLOCK_REASONS
-from frd.service.findings.inspector import REASON as WAIT_REPORT
+from frd.service.evidence.asker import RAS_REPORT, WAIT_REPORT
 from frd.service.ingest.job_runs import REASON as JOB_NAME
 from frd.service.ingest.session import ROWS, SAMPLES
 from frd.service.metrics.table import MAX_SUSPECTS, METRICS
@@ -45,7 +45,7 @@ MAX_OPS: Final = 64
 MAX_LABEL_CHARS: Final = 128
 OTHER: Final = "(other)"
 NODE_STATES: Final = ("reporting", "late", "disconnected")
-REFUSED: Final = (*REASONS, "aborted", SAMPLES, ROWS, JOB_NAME, WAIT_REPORT)
+REFUSED: Final = (*REASONS, "aborted", SAMPLES, ROWS, JOB_NAME, WAIT_REPORT, RAS_REPORT)
 HTTP_REFUSED: Final = ("token", "role", "slow", "connections")
 STORES: Final = ("findings", "journal", "dumps", "timelines")
 _BY_ENGINE: Final = (

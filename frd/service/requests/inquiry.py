@@ -2,8 +2,8 @@
 
 One `Inquiry` asks some ranks of one attempt for dumps, stacks or both. It always gives, for every
 rank and part, exactly one last `Piece`, with data or with an error: the agent answered, the
-deadline passed, or the stream ended. Pieces are passed on as they arrive, so that a dump of 16,384
-ranks is never in memory as a whole.
+deadline passed, or the stream ended. Pieces of dumps are passed on as they arrive, so that a dump
+of 16,384 ranks is never in memory as a whole; all other parts are one piece.
 
 Answers come from agents and are not trusted: an answer is dropped if its stream was not asked.
 """
@@ -16,16 +16,25 @@ from dataclasses import dataclass
 from typing import Final
 
 from frd.wire.messages import Part, ResponsePart
+from frd.wire.ras import MAX_RAS_BYTES
+from frd.wire.waits import MAX_REPORT_BYTES
 
 MAX_RANK_BYTES: Final = 64 * 1024 * 1024
 """Maximum data of one rank in the answers to one inquiry."""
+MAX_WHOLE_BYTES: Final = {
+    Part.IDENTITY: 64 * 1024,
+    Part.STACK: 1024 * 1024,
+    Part.WAITS: MAX_REPORT_BYTES,
+    Part.RAS: MAX_RAS_BYTES,
+}
+"""Of a part that is one piece."""
 MAX_BUFFERED_BYTES: Final = 128 * 1024 * 1024
 """Bound on data that waits for the caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of one part of one rank; pieces of a part come in order."""
+    """A piece of the dump of one rank, in order; or another part, whole."""
 
     rank: int
     """Global."""
@@ -59,6 +68,8 @@ class Inquiry:
         self._open = {(rank, part) for rank in self._streams for part in parts}
         self._bytes = dict.fromkeys(self._streams, 0)
         self._buffered = 0
+        self._begun: dict[tuple[int, Part], bytes] = {}
+        """Parts that are to be one piece, as far as they have come."""
         self._ready: list[Piece] = []
         self._wake = asyncio.Event()
 
@@ -67,18 +78,23 @@ class Inquiry:
         rank = self._ranks.get((stream, part.rank_index))
         if rank is None or (rank, part.part) not in self._open:
             return
-        self._bytes[rank] += len(part.data)
-        if self._bytes[rank] > MAX_RANK_BYTES:
-            self._fail(rank, part.part, f"the answer exceeds {MAX_RANK_BYTES} bytes")
-        elif self._buffered + len(part.data) > MAX_BUFFERED_BYTES:
+        last, data = part.last or bool(part.error), part.data
+        self._bytes[rank] += len(data)
+        size, most = self._bytes[rank], MAX_RANK_BYTES
+        if part.part in MAX_WHOLE_BYTES:
+            data = self._begun.pop((rank, part.part), b"") + data
+            size, most = len(data), MAX_WHOLE_BYTES[part.part]
+        if size > most:
+            self._fail(rank, part.part, f"the answer exceeds {most} bytes")
+        elif self._buffered + len(data) > MAX_BUFFERED_BYTES:
             self._fail(rank, part.part, "answers came faster than they could be stored")
+        elif not last and part.part in MAX_WHOLE_BYTES:
+            self._begun[rank, part.part] = data
         else:
-            last = part.last or bool(part.error)
-            answer = Piece(rank, part.part, part.data, last, part.source, part.error)
             if last:
                 self._open.discard((rank, part.part))
-            self._buffered += len(part.data)
-            self._give(answer)
+            self._buffered += len(data)
+            self._give(Piece(rank, part.part, data, last, part.source, part.error))
 
     def fail(self, error: str, stream: int | None = None) -> None:
         """All open parts end with `error`; with `stream`, only those asked of this stream."""

@@ -24,6 +24,7 @@ from frd import config
 from frd.cli import BLIND, FAILED, FINDINGS_PRESENT, USAGE, cli
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cluster import INSTALL
+from frd.engine.evidence.questions import MAX_RANKS, Occasion
 from frd.engine.views import MemoryView as AttemptMemory
 from frd.model import Confidence, Kind, RankState, Reason, SeriesInfo, SeriesKind
 from frd.service.http.routes import create_app
@@ -386,6 +387,14 @@ def test_every_kind_reason_and_confidence_is_explained() -> None:
     page = text(DOCS / "findings.md")
     for value in (*Kind, *Reason, *Confidence):
         assert f"`{value.value}`" in page, value
+
+
+def test_every_occasion_of_a_question_is_explained() -> None:
+    """docs/how-it-decides.md lists on which occasions ranks are asked, and how many at most."""
+    page = text(DOCS / "how-it-decides.md")
+    table = page.partition("| occasion |")[2].partition("\n\n")[0]
+    assert re.findall(r"`(\w+)`", table) == list(Occasion)
+    assert f"at most {MAX_RANKS} ranks" in page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

@@ -18,8 +18,10 @@ from tests.world.sessions import quiet_streams
 TARGETS = [Target(rank=4, stream=1, index=0), Target(rank=9, stream=2, index=3)]
 
 
-def part(index: int, data: bytes = b"", *, last: bool = True, error: str = "") -> ResponsePart:
-    return ResponsePart(1, index, Part.STACK, data, last, "py-spy", error)
+def part(
+    index: int, data: bytes = b"", *, of: Part = Part.STACK, last: bool = True, error: str = ""
+) -> ResponsePart:
+    return ResponsePart(1, index, of, data, last, "py-spy", error)
 
 
 def collect(inquiry: Inquiry, timeout_s: float = 0.0) -> list[Piece]:
@@ -30,17 +32,21 @@ def collect(inquiry: Inquiry, timeout_s: float = 0.0) -> list[Piece]:
 
 
 def test_pieces_come_in_order_under_the_global_rank() -> None:
-    """A stack in two pieces and one that failed: both ranks are answered, and the inquiry ends."""
-    inquiry = Inquiry(1, TARGETS, [Part.STACK])
-    inquiry.take(1, part(0, b"a", last=False))
-    inquiry.take(2, part(3, error="no such process"))
-    inquiry.take(1, part(0, b"b"))
+    """A dump and a stack in two pieces each, and a rank without either: all is answered, and only
+    the dump is passed on in pieces."""
+    inquiry = Inquiry(1, TARGETS, [Part.DUMP, Part.STACK])
+    for data, last in ((b"a", False), (b"b", True)):
+        for of in (Part.DUMP, Part.STACK):
+            inquiry.take(1, part(0, data, of=of, last=last))
+    for of in (Part.DUMP, Part.STACK):
+        inquiry.take(2, part(3, of=of, error="no such process"))
     answers = collect(inquiry)
-    assert [(a.rank, a.data, a.last) for a in answers if a.rank == 4] == [
-        (4, b"a", False),
-        (4, b"b", True),
+    assert [(a.part, a.data, a.last) for a in answers if a.rank == 4] == [
+        (Part.DUMP, b"a", False),
+        (Part.DUMP, b"b", True),
+        (Part.STACK, b"ab", True),
     ]
-    assert [(a.rank, a.error) for a in answers if a.rank == 9] == [(9, "no such process")]
+    assert [(a.rank, a.error) for a in answers if a.rank == 9] == [(9, "no such process")] * 2
 
 
 def test_the_deadline_answers_for_silent_agents() -> None:
@@ -79,11 +85,11 @@ def test_answers_to_nothing_are_dropped() -> None:
 
 def test_a_dump_without_end() -> None:
     """A dump without end is cut off at the limit, with an error in place of its last piece."""
-    inquiry = Inquiry(1, TARGETS[:1], [Part.STACK])
+    inquiry = Inquiry(1, TARGETS[:1], [Part.DUMP])
     piece = bytes(1024 * 1024)
     pieces = MAX_RANK_BYTES // len(piece)
     for _ in range(pieces + 1):
-        inquiry.take(1, part(0, piece, last=False))
+        inquiry.take(1, part(0, piece, of=Part.DUMP, last=False))
     answers = collect(inquiry)
     assert len(answers) == pieces + 1
     assert answers[-1].last
