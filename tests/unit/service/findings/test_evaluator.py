@@ -11,13 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from frd.service.findings.unrecorded import Unrecorded
-
-from frd.model import AttemptKey, FindingState, NodeNs, UnrecordedWait, WaitSource
+from frd.engine.evidence.answers import Answer, Stack
+from frd.engine.evidence.questions import Occasion, Question
+from frd.model import AttemptKey, FindingState, WaitSource
 from frd.service.findings import evaluator
-from frd.service.journal.payloads import Dismissal, Waited, decode_payload
+from frd.service.journal.payloads import Dismissal, decode_payload
 from frd.store.journal import read
 from frd.store.records import RecordKind
+from tests.world.asked import answer_to, stack_text
 from tests.world.evaluated import Evaluated
 from tests.world.job import Job
 
@@ -117,23 +118,47 @@ async def test_what_goes_on_outlasts_a_restart(tmp_path: Path) -> None:
         assert len(bench.published) == published
 
 
-def recv(rank: int, since: int, as_of: int) -> UnrecordedWait:
-    where = "train.py:8 in exchange"
-    return UnrecordedWait(rank, WaitSource.STACK, "recv", NodeNs(since), NodeNs(as_of), (), where)
-
-
-def test_a_wait_goes_to_the_engine_and_into_the_journal(tmp_path: Path) -> None:
-    """One of a known rank; those of an unknown rank or attempt are left out."""
+async def test_answers_go_to_the_engine_and_into_the_journal(tmp_path: Path) -> None:
+    """A finding opens and its ranks are asked, once. The journal holds a stack that shows a wait
+    and the dump, but no answer without news: of a rank or an attempt that is not known, of a rank
+    that gave none, or a dump that comes again."""
     bench = Evaluated(tmp_path)
-    job = bench.job
+    job, asked = bench.job, list[Question]()
     with contextlib.closing(bench):
-        unrecorded = Unrecorded(job.engine, bench.recorder, lambda: job.now)
-        seen = recv(2, job.now - 1_000_000_000, job.now)
-        unrecorded.observe_aligned(job.key, seen)
-        unrecorded.observe_aligned(job.key, recv(9, job.now, job.now))
-        unrecorded.observe(AttemptKey("other", 0), seen)
-        assert job.attempt.snapshot(job.now).unrecorded == {2: (seen,)}
+        bench.evaluator.ask = asked.extend
+        bench.hang()
+        await bench.evaluator.evaluate()
+        (question,) = [one for one in asked if one.occasion is Occasion.OPENED]
+        stack = answer_to(question, 2, job.now, stack=Stack.of(stack_text()))
+        dump = answer_to(question, -1, job.now, dump="d1")
+        unanswered = answer_to(question, 1, job.now, unanswered="x", is_silent=True)
+        for answer in (
+            *(stack, dump, unanswered, dump),
+            replace(stack, rank=9),
+            replace(stack, attempt=AttemptKey("other", 0)),
+        ):
+            bench.evaluator.answer(answer)
+        (wait,) = job.attempt.snapshot(job.now).unrecorded[2]
+        assert (wait.source, wait.op) == (WaitSource.STACK, "recv")
+        await bench.evaluator.evaluate()
+        opened, *updated = bench.published
+        assert opened.finding.dump is None
+        assert [event.finding.dump for event in updated][-1] == "d1"
+        assert [one for one in asked if one.occasion is Occasion.OPENED] == [question]
     records = list(read(tmp_path / "journal", pytest.fail))
-    (record,) = [r for r in records if r.kind is RecordKind.WAITED]
-    waited = decode_payload(record.payload, Waited)
-    assert (waited.key, waited.wait.op, waited.wait.rank) == (job.key, "recv", 2)
+    answers = [r for r in records if r.kind is RecordKind.ANSWERED]
+    assert [decode_payload(record.payload, Answer) for record in answers] == [stack, dump]
+
+
+async def test_an_answer_about_a_finding_is_shown_immediately(bench: Evaluated) -> None:
+    """The loop does not wait for its next turn, which on an idle service is a second away."""
+    bench.hang()
+    asked = list[Question]()
+    bench.evaluator.ask = asked.extend
+    await bench.evaluator.evaluate()
+    (question,) = [one for one in asked if one.occasion is Occasion.OPENED]
+    bench.evaluator._wake.clear()
+    bench.evaluator.answer(answer_to(question, 1, bench.job.now, unanswered="x"))
+    assert not bench.evaluator._wake.is_set()
+    bench.evaluator.answer(answer_to(question, -1, bench.job.now, dump="d1"))
+    assert bench.evaluator._wake.is_set()

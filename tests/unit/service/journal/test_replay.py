@@ -6,16 +6,21 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from frd.cli import FINDINGS_PRESENT, run
+from frd.engine.evidence.answers import Answer, Stack
+from frd.engine.evidence.questions import Occasion
 from frd.engine.policy import Policy
 from frd.errors import StoreError
 from frd.forms import utc_text
 from frd.model import (
     AlignedNs,
     AttemptKey,
+    Certainty,
     Confidence,
     EntryColumns,
     FindingState,
@@ -29,6 +34,8 @@ from frd.model import (
     Reason,
     Stage,
     UnrecordedWait,
+    WaitKind,
+    WaitsFor,
     WaitSource,
 )
 from frd.service.clocks.alignments import encode, guess
@@ -38,6 +45,8 @@ from frd.store.journal import Journal, JournalLimits, read, segments
 from frd.store.records import Record, RecordKind
 from frd.wire.encode import encode_agent
 from frd.wire.messages import PROTOCOLS, AgentEvent, Hello, Statuses, Watermarks
+from frd.wire.waits import WaitReport
+from tests.world.asked import stack_text
 from tests.world.messages import declare, entry_columns, watermarks
 
 SECOND = 1_000_000_000
@@ -209,16 +218,90 @@ def test_a_finding_that_was_closed_by_hand_and_is_unknown(tmp_path: Path) -> Non
     assert warnings == ["finding ab12 was closed by hand, but is not open in this journal"]
 
 
-def test_waits_that_stacks_have_shown_are_replayed(tmp_path: Path) -> None:
-    """Rank 2 is in recv while the others wait for it: the replay says so, and is less sure."""
+def test_the_waits_of_an_older_journal_are_replayed(tmp_path: Path) -> None:
+    """It has a wait in place of the stacks that showed it. Rank 2 is in recv while the others wait
+    for it: the replay says so, and is less sure; a rank or job that is not known is left out."""
     at, where = START + 3 * SECOND, "train.py:8 in exchange"
     since, seen = NodeNs(START + SECOND), NodeNs(at)
     wait = UnrecordedWait(2, WaitSource.STACK, "recv", since, seen, (), where)
-    waited = Record(RecordKind.WAITED, AlignedNs(at), 0, encode_payload(Waited("train", 0, wait)))
-    (found,) = replayed(recorded(tmp_path, with_record(incident(), waited))).findings
+    records: list[Record] = list(incident())
+    for waited in (
+        Waited("train", 0, wait),
+        Waited("train", 0, replace(wait, rank=9)),
+        Waited("other", 0, wait),
+    ):
+        payload = msgspec.json.encode(waited)
+        records = with_record(records, Record(RecordKind.WAITED, AlignedNs(at), 0, payload))
+    (found,) = replayed(recorded(tmp_path, records)).findings
     [suspect] = found.suspects
     assert suspect.confidence is Confidence.MEDIUM
     assert f"waits in recv ({where})" in suspect.evidence
+
+
+LOCK = WaitReport(
+    WaitsFor(WaitKind.LOCK_FILE, Certainty.SEEN, "/ckpt/.lock", topic="a lock", says="it waits"),
+    *(NodeRawNs(START + 5 * SECOND), NodeRawNs(START + 7 * SECOND)),
+)
+
+
+def answers(finding: str) -> list[Answer]:
+    """Rank 2 is in recv before the finding opens and when it does; then the dump comes, what an
+    inspection shows, and what NCCL says. A rank does not answer."""
+    stack, still, opened = Stack.of(stack_text()), Occasion.STILL, Occasion.OPENED
+    of_stack = [
+        answer(2 + second, occasion, 2, finding * (occasion is opened), stack=stack)
+        for second, occasion in ((0, still), (1, Occasion.SIGHTED), (4, opened))
+    ]
+    return [
+        *of_stack,
+        answer(6, opened, 1, finding, unanswered="its agent is not connected"),
+        answer(6.5, opened, -1, finding, dump="d1"),
+        answer(7, Occasion.SUSPECTED, 2, finding, blocked=LOCK),
+        answer(7, Occasion.UNDECIDED, -1, finding, opinion=("NCCL RAS: x",)),
+    ]
+
+
+def answer(at_s: float, occasion: Occasion, rank: int, finding: str, **values: Any) -> Answer:
+    at = AlignedNs(START + round(at_s * SECOND))
+    return Answer(1, AttemptKey("train", 0), occasion, finding, rank, at, at, **values)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_answers_are_replayed(tmp_path: Path, protocol: int) -> None:
+    """The service took them between its messages; the replay of its journal ends in the same
+    finding, word for word: less sure because of the wait, with stack, dump and opinion."""
+    usual = list(incident(10, protocol=protocol))
+    (opened,) = replayed(recorded(tmp_path / "first", usual)).findings
+    assert (opened.dump, opened.suspects[0].confidence) == (None, Confidence.HIGH)
+    live, journal = Player(pytest.fail), list[Record]()
+    left = answers(opened.id)
+    for record in [Record(RecordKind.START, AlignedNs(START), 0, SETTINGS), *usual]:
+        while left and left[0].answered_at <= record.at:
+            one = left.pop(0)
+            live.engine.answer(one, one.answered_at)
+            payload = encode_payload(one)
+            journal.append(Record(RecordKind.ANSWERED, one.answered_at, 0, payload))
+        live.play(record)
+        journal.append(record)
+    (of_live,) = live.findings.values()
+    (found,) = replayed(recorded(tmp_path / "second", journal[1:])).findings
+    assert found == of_live
+    assert (found.id, found.dump, found.second_opinion) == (opened.id, "d1", ("NCCL RAS: x",))
+    [suspect] = found.suspects
+    assert suspect.confidence is Confidence.MEDIUM
+    assert "waits in recv (train.py:88 in exchange)" in suspect.evidence
+    assert suspect.stack == ("train.py:88 in exchange",)
+    assert suspect.waits_for is not None
+    assert suspect.waits_for.kind is WaitKind.LOCK_FILE
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"", b"[]", b'{"question": 1}', b"\xff", b'{"rank": 99999999999999999999}']
+)
+def test_an_answer_that_cannot_be_read(garbage: bytes) -> None:
+    """The journal is damaged there."""
+    with pytest.raises(StoreError, match="journal: answer"):
+        replay([Record(RecordKind.ANSWERED, AlignedNs(START), 0, garbage)], pytest.fail)
 
 
 def test_restart_of_the_service(tmp_path: Path) -> None:
