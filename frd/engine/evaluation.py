@@ -197,10 +197,11 @@ class Evaluation:
         """What its finding says because of an answer, and whether a wait was observed."""
         self._questions.answered(answer)
         attempt, wait = self.attempt, None
-        if attempt is None:
+        if answer.rank < 0:  # a dump, or NCCL's counts: of the finding, whatever run has the attempt
+            return evidence_of(answer), False
+        if attempt is None or answer.rank not in attempt.tables.ranks.infos:
             return None, False
-        is_lost = answer.rank >= 0 and answer.rank not in attempt.tables.ranks.infos
-        if is_lost or not self.answers.is_of_present_process(answer):
+        if not self.answers.is_of_present_process(answer):
             return None, False
         if (report := answer.blocked) is not None:
             if (wait := self.answers.of_inspection(answer.rank, report)) is not None:

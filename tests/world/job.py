@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from frd.engine.engine import Engine
+from frd.engine.evidence.questions import Question
 from frd.engine.policy import Policy
 from frd.model import (
     UNKNOWN_SEQ,
@@ -51,6 +52,8 @@ class Job:
         self.key = AttemptKey(name, attempt)
         self.engine = engine or Engine(policy or Policy(stall_after_s=5.0))
         self.events: list[FindingEvent] = []
+        self.questions: list[Question] = []
+        """What ranks were to be asked; see `tests.world.asked`."""
         self.groups: dict[str, GroupInfo] = {}
         self.marks: dict[tuple[str, int], list[int]] = {}
         """(group, rank) -> enqueued, started, completed, head created."""
@@ -147,9 +150,15 @@ class Job:
         for _ in range(round(seconds / STEP_S)):
             self.now = AlignedNs(self.now + round(STEP_S * 1e9))
             self.report()
-            news += self.engine.advance(self.now).events
-        self.events += news
+            news += self.advance()
         return news
+
+    def advance(self) -> list[FindingEvent]:
+        """Evaluate, without any passing of time."""
+        outcome = self.engine.advance(self.now)
+        self.events += outcome.events
+        self.questions += outcome.questions
+        return outcome.events
 
     def report(self) -> None:
         rows = [

@@ -74,7 +74,7 @@ class Asker:
                 continue
             task = asyncio.create_task(self._in_turn(slots, asking))
             tasks.add(task)
-            task.add_done_callback(partial(self._done, turn))
+            task.add_done_callback(partial(self._done, turn, asking))
 
     async def close(self) -> None:
         """Questions under way end without an answer."""
@@ -83,7 +83,8 @@ class Asker:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _done(self, turn: _Turn, task: asyncio.Task[None]) -> None:
+    def _done(self, turn: _Turn, asking: _Asking, task: asyncio.Task[None]) -> None:
+        asking.end("the service ends")  # a task that is cancelled before it begins
         _, tasks = self._turns[turn]
         tasks.discard(task)
         if not tasks:

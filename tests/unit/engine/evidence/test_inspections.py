@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from frd.service.findings.inspector import Inspector
 
-from frd.engine.engine import Engine
-from frd.engine.policy import Policy
+from frd.engine.evidence.questions import MUTE_S, Occasion
 from frd.model import (
-    AttemptKey,
     Certainty,
     ExitInfo,
     ExitKind,
@@ -24,10 +19,10 @@ from frd.model import (
     RankState,
     WaitKind,
     WaitsFor,
+    WaitSource,
 )
-from frd.service.requests.inquiry import Answer
-from frd.wire.messages import Part
-from frd.wire.waits import WaitReport, encode_report
+from frd.wire.waits import WaitReport
+from tests.world.asked import Asked, stack_text
 from tests.world.job import Job
 
 S = 1_000_000_000
@@ -48,67 +43,43 @@ INNER = WaitsFor(
     says="its main thread has been waiting for another thread of the process, with a time-out",
 )
 UNKNOWN = WaitsFor(WaitKind.UNKNOWN, Certainty.UNKNOWN)
+NO_STACK = "# py-spy: not installed\n"
+IN_LIBRARY = (
+    "Thread 0x00007f3f56a93b80 (most recent call first):\n"
+    '  File "/usr/lib/python3.11/threading.py", line 327 in wait\n'
+    '  File "/job/train.py", line 88 in exchange\n'
+)
 
 
 class World:
     """A job of four ranks, of which these do not come, and agents that answer immediately."""
 
-    def __init__(self, *absent: int) -> None:
-        self.job = Job(4, engine=Engine(Policy(stall_after_s=5.0))).group("dp", range(4))
-        self.job.all_reduce("dp", 0)
+    def __init__(self, *absent: int, texts: dict[int, str] | None = None) -> None:
+        self.job = Job(4).group("dp", range(4)).all_reduce("dp", 0)
         self.job.run(1)
-        self.asked: list[list[int]] = []
-        self.reports: dict[int, bytes] = {}
-        self.errors: dict[int, str] = {}
-        self.lines: dict[int, str] = {}
-        """Of ranks whose stack ends in their own code."""
-        self.events: list[FindingEvent] = []
-        self.inspector = Inspector(
-            self,  # type: ignore[arg-type]
-            self.job.engine,
-            self,  # type: ignore[arg-type]
-            native_line=lambda key, rank: self.lines.get(rank, ""),
-            attach=lambda *one: self.events.extend(self.job.engine.attach(*one)),
-            findings=self.job.findings,
-            now=lambda: self.job.now,
-        )
+        self.agents = Asked(self.job)
+        self.agents.texts = {**dict.fromkeys(range(4), NO_STACK), **(texts or {})}
         if absent:
             self.hang(absent)
 
-    async def ask(
-        self, key: AttemptKey, ranks: Collection[int], *, timeout_s: float, **parts: bool
-    ) -> AsyncGenerator[list[Answer], None]:
-        assert parts == {"dump": False, "stacks": False, "waits": True}
-        self.asked.append(sorted(ranks))
-        for rank in ranks:
-            error = self.errors.get(rank, "")
-            yield [Answer(rank, Part.WAITS, self.reports.get(rank, b""), error=error)]
-
-    def observe(self, key: AttemptKey, wait: Any) -> None:
-        self.job.attempt.observe_unrecorded(wait)
+    @property
+    def asked(self) -> list[list[int]]:
+        return [sorted(ranks) for _, ranks in self.agents.of(Occasion.SUSPECTED)]
 
     def report(
         self, rank: int, found: WaitsFor, since_s: float = 4, *, may_be_for_peer: bool = False
     ) -> None:
         """What the agent of a rank answers from now on."""
         since, seen = (NodeRawNs(self.job.now - int(ago * S)) for ago in (since_s, 0))
-        self.reports[rank] = encode_report(WaitReport(found, since, seen, may_be_for_peer))
+        self.agents.reports[rank] = WaitReport(found, since, seen, may_be_for_peer)
 
     def look(self, times: int = 1) -> list[FindingEvent]:
-        """One look a second of the job's time; the loop's own clock hardly moves."""
-        self.events.clear()
-
-        async def looks() -> None:
-            for _ in range(times):
-                self.job.run(1)
-                await self.inspector.look()
-
-        asyncio.run(looks())
-        return list(self.events)
+        return self.agents.look(times)
 
     def hang(self, absent: Sequence[int]) -> None:
         self.job.join("dp", [rank for rank in range(4) if rank not in absent], 1)
-        self.job.run(6)
+        self.agents.run(6)
+        self.agents.clear()
 
     def waits_for(self, rank: int) -> WaitsFor | None:
         return next(s.waits_for for s in self.job.only().suspects if s.rank == rank)
@@ -118,7 +89,7 @@ def test_of_healthy_ranks_nothing_is_asked() -> None:
     """A job that runs; then rank 2 does not come, and it alone is asked, until it comes."""
     world = World()
     world.look(3)
-    assert world.asked == []
+    assert world.agents.questions == []
     world.hang([2])
     world.report(2, READ)
     world.look(2)
@@ -130,11 +101,22 @@ def test_of_healthy_ranks_nothing_is_asked() -> None:
     )
     assert world.job.only().summary.endswith(found.text)
     world.job.join("dp", [2], 1).complete("dp", range(4), 1)
-    world.job.run(3)
+    world.agents.run(3)
     assert world.job.findings()[0].state is FindingState.CLOSED
-    world.asked.clear()
+    world.agents.clear()
     world.look(2)
     assert world.asked == []
+
+
+def test_a_finding_that_opens_is_asked_about_immediately() -> None:
+    """The first inspection does not wait for the second that passes between two of them."""
+    world = World()
+    world.job.join("dp", [0, 1, 3], 1)
+    events: list[FindingEvent] = []
+    while not events:
+        world.job.questions.clear()
+        events = world.job.run(0.5)
+    assert [one.occasion for one in world.job.questions] == [Occasion.OPENED, Occasion.SUSPECTED]
 
 
 def test_a_rank_that_waits_for_another_kind_of_thing() -> None:
@@ -154,6 +136,19 @@ def test_a_rank_that_waits_for_another_kind_of_thing() -> None:
         assert world.waits_for(2) == before
 
 
+def test_other_words_of_the_same_kind() -> None:
+    """The next file of a data set is shown after ten seconds."""
+    world = World(2)
+    world.report(2, READ)
+    world.look()
+    world.report(2, replace(READ, what="/data/shard-18.tar"))
+    assert world.look(8) == []
+    assert len(world.look(3)) == 1
+    found = world.waits_for(2)
+    assert found is not None
+    assert found.what == "/data/shard-18.tar"
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("certainty", [Certainty.LIKELY, Certainty.UNKNOWN])
 def test_what_was_seen_stays(certainty: Certainty, *, restarted: bool) -> None:
@@ -163,10 +158,14 @@ def test_what_was_seen_stays(certainty: Certainty, *, restarted: bool) -> None:
     world.report(2, READ)
     world.look()
     before = world.waits_for(2)
+    assert before is not None
     if restarted:
-        world.inspector._shown.clear()
+        world.job.restart_service()
+        world.job.reconnect(range(4))
+        world.agents.clear()
     world.report(2, replace(INNER, certainty=certainty))
     world.look(30)
+    assert len(world.asked) >= 29
     assert world.waits_for(2) == before
     world.report(2, LOCK)
     world.look()
@@ -186,7 +185,7 @@ def test_after_the_end_no_rank_is_asked() -> None:
     world.job.status(0, RankState.EXITED, how=how)
     world.look(2)
     assert world.job.only().ended_by
-    world.asked.clear()
+    world.agents.clear()
     world.report(2, replace(READ, kind=WaitKind.FILE_SYNC, what="/ckpt/a.pt"))
     world.look(5)
     assert world.asked == []
@@ -222,16 +221,15 @@ def test_a_holder_that_is_only_likely_is_no_proof() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "is_timed", "named"),
-    [("train.py:88 in exchange", True, [2]), ("", True, [2, 3]), ("train.py:88", False, [2, 3])],
+    ("text", "is_timed", "named"),
+    [(stack_text(""), True, [2]), (IN_LIBRARY, True, [2, 3]), (stack_text(""), False, [2, 3])],
 )
 def test_a_native_call_that_may_wait_for_a_rank(
-    line: str, is_timed: bool, named: list[int]
+    text: str, is_timed: bool, named: list[int]
 ) -> None:
     """Ranks 2 and 3 do not come: 2 computes, 3 is in `work.wait()` of a receive. Rank 3 stays a
     suspect if its stack ends in the standard library, or if the call waits without a time-out."""
-    world = World(2, 3)
-    world.lines[3] = line
+    world = World(2, 3, texts={3: text})
     for _ in range(6):
         world.report(2, replace(READ, kind=WaitKind.ON_CPU))
         world.report(3, INNER, may_be_for_peer=is_timed)
@@ -244,8 +242,7 @@ def test_a_native_call_that_may_wait_for_a_rank(
 def test_a_native_call_that_ends() -> None:
     """Rank 3 comes out of the receive, and is then in a read: it no longer counts as waiting, and
     is not asked any more. The cause that was certain stays."""
-    world = World(2, 3)
-    world.lines[3] = "train.py:88 in exchange"
+    world = World(2, 3, texts={3: stack_text("")})
     for _ in range(6):
         world.report(3, INNER, may_be_for_peer=True)
         world.look()
@@ -253,7 +250,7 @@ def test_a_native_call_that_ends() -> None:
     world.report(3, READ)
     world.look(2)
     waits = world.job.attempt.snapshot(world.job.now).unrecorded[3]
-    assert [wait.op for wait in waits] == [""]
+    assert [wait.op for wait in waits if wait.source is WaitSource.INSPECTION] == [""]
     assert world.asked[-2:] == [[2, 3], [2]]
     assert [s.rank for s in world.job.only().suspects] == [2]
 
@@ -261,19 +258,12 @@ def test_a_native_call_that_ends() -> None:
 def test_an_agent_that_cannot_answer_is_left_alone() -> None:
     """An agent before 0.2 answers with an error: it is not asked again for a while."""
     world = World(2)
-    world.errors[2] = "unknown part"
-    world.look(4)
+    world.agents.silent.add(2)
+    world.look(int(MUTE_S) - 1)
     assert world.asked == [[2]]
-
-
-def test_bytes_that_are_no_report() -> None:
-    """They are counted, and the other suspect's report is used."""
-    world = World(1, 2)
-    world.reports[1] = b"{"
-    world.report(2, READ)
-    world.look()
-    assert world.inspector.refused == 1
-    assert (world.waits_for(1), world.waits_for(2) is not None) == (None, True)
+    world.agents.silent.clear()
+    world.look(3)
+    assert len(world.asked) >= 2
 
 
 def test_names_of_the_job_are_made_printable() -> None:
@@ -288,18 +278,11 @@ def test_names_of_the_job_are_made_printable() -> None:
     assert world.job.only().summary.isprintable()
 
 
-def test_a_finding_that_opens_is_asked_about_immediately() -> None:
-    """The task asks when a finding opens, not at its next turn."""
+def test_a_process_that_was_not_looked_at_yet() -> None:
+    """Its agent says so: the finding has no words for it, and nothing counts as a wait."""
     world = World(2)
-    world.report(2, READ)
-
-    async def opened() -> None:
-        task = asyncio.create_task(world.inspector.run())
-        while len(world.asked) < 1:
-            await asyncio.sleep(0)
-        world.inspector.see(world.job.events)
-        while len(world.asked) < 2:
-            await asyncio.sleep(0)
-        task.cancel()
-
-    asyncio.run(asyncio.wait_for(opened(), 0.9))
+    world.agents.reports[2] = WaitReport(LOCK)
+    assert world.look(3) == []
+    assert world.waits_for(2) is None
+    unrecorded = world.job.attempt.snapshot(world.job.now).unrecorded
+    assert WaitSource.INSPECTION not in {w.source for w in unrecorded.get(2, ())}
