@@ -158,8 +158,6 @@ class Service:
         """
         self._fill_disk()
         self._disk.run(self.evaluator.evaluate())
-        if self.asking is not None:
-            self.asking.evaluated()
 
     def keep_clocks(self) -> None:
         self.now.follow()
@@ -180,8 +178,6 @@ class Service:
 
     def _publish(self, events: Sequence[FindingEvent]) -> None:
         self._published(events, self.evaluator.state.status_view)
-        if self.asking is not None:
-            self.asking.published(events)
 
     def _fill_disk(self) -> None:
         """SQLite's own limit of space: no page more than there are."""
