@@ -84,7 +84,7 @@ class Asker:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _done(self, turn: _Turn, asking: _Asking, task: asyncio.Task[None]) -> None:
-        asking.end("the service ends")  # a task that is cancelled before it begins
+        asking.end()  # also if the task was cancelled before it began
         _, tasks = self._turns[turn]
         tasks.discard(task)
         if not tasks:
@@ -102,8 +102,6 @@ class Asker:
             log.log(level, "%s: no %s: %s", asking.subject, kind, error)
         except Exception:  # an alert must not depend on this
             log.exception("%s: no %s", asking.subject, kind)
-        finally:
-            asking.end()
 
     async def _respond(self, kind: QuestionKind, asking: _Asking) -> None:
         match kind:
