@@ -18,7 +18,7 @@ _CASES_A_PROCESS = 200
 
 @click.command()
 @click.option("--write", is_flag=True, help="Replace the frozen verdicts by the present ones.")
-@click.option("--only", help="One source: lives, corpus, incidents or stacks.")
+@click.option("--only", help="One source: lives, asked, corpus, incidents or stacks.")
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, show_default="cores")
 def main(write: bool, only: str | None, jobs: int) -> None:
     """Compare the verdicts of all cases with the frozen ones; exit 1 if one differs."""

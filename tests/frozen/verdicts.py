@@ -23,8 +23,9 @@ def as_json(value: Json) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def verdict(finding: Finding, since_ns: int) -> Json:
-    """What a finding claims, without empty fields; times are whole seconds after `since_ns`."""
+def verdict(finding: Finding, since_ns: int, *, answers: bool = False) -> Json:
+    """What a finding claims, without empty fields; times are whole seconds after `since_ns`.
+    `answers`: with what agents said when they were asked."""
 
     def seconds(at: AlignedNs | None) -> int | None:
         return None if at is None else round((at - since_ns) / _SECOND)
@@ -50,17 +51,42 @@ def verdict(finding: Finding, since_ns: int) -> Json:
         claims["collective"] = [at.group, at.group_size, at.seq, at.op]
         claims["waiting"] = fold_ranks(at.waiting_ranks)
         claims["missing"] = fold_ranks(at.missing_ranks)
-    return {name: value for name, value in claims.items() if value not in (None, "", [], 0)}
+    if answers:
+        claims |= _answers(finding)
+    return {name: value for name, value in claims.items() if value not in (None, "", [], 0, False)}
 
 
-def history(published: Iterable[Sequence[FindingEvent]], since_ns: int) -> list[Json]:
+def _answers(finding: Finding) -> Json:
+    return {
+        "places": [
+            [
+                s.rank,
+                s.waits_for.kind if s.waits_for is not None else "",
+                s.stack[0] if s.stack else "",
+                s.doing,
+            ]
+            for s in finding.suspects
+            if s.waits_for is not None or s.stack or s.doing
+        ],
+        "witness": [finding.witness.rank] if finding.witness is not None else [],
+        "has_dump": finding.dump is not None,
+        "opinions": len(finding.second_opinion),
+        "has_ended_by": bool(finding.ended_by),
+    }
+
+
+def history(
+    published: Iterable[Sequence[FindingEvent]], since_ns: int, *, answers: bool = False
+) -> list[Json]:
     """What was published, in order: findings are numbered as they open, and an update holds only
     the fields that it changed. The order of events that were published together does not count."""
     numbers: dict[str, int] = {}
     known: dict[str, Json] = {}
     events: list[Json] = []
     for batch in published:
-        ones = [(e.change, verdict(e.finding, since_ns), e.finding.id) for e in batch]
+        ones = [
+            (e.change, verdict(e.finding, since_ns, answers=answers), e.finding.id) for e in batch
+        ]
         for change, now, finding_id in sorted(ones, key=lambda one: (one[0], as_json(one[1]))):
             number = numbers.setdefault(finding_id, len(numbers))
             before = {} if change is Change.OPENED else known.get(finding_id, {})

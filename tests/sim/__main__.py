@@ -33,6 +33,7 @@ _SHOWN = 20
 @click.option(
     "--hooks", type=click.Choice(("", *FORMS)), default="", help="Record NCCL jobs by hooks."
 )
+@click.option("--asks", is_flag=True, help="Agents are asked for stacks, dumps and waits.")
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, show_default="cores")
 def main(
     seeds: int,
@@ -43,37 +44,41 @@ def main(
     smaller: bool,
     cluster: bool,
     hooks: str,
+    asks: bool,
     jobs: int,
 ) -> None:
     """Simulate clusters by their seeds; exit 1 when one breaks a promise."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no worker is left
     if seed is None:
-        sys.exit(_many(range(first, first + seeds), jobs, cluster, hooks))
+        sys.exit(_many(range(first, first + seeds), jobs, cluster, hooks, asks))
     numbers = None if only is None else [int(number) for number in only.split(",") if number]
     if smaller:
-        numbers = shrink(seed, world, cluster=cluster, hooks=hooks)
+        numbers = shrink(seed, world, cluster=cluster, hooks=hooks, asks=asks)
         fewest = ",".join(map(str, numbers))
         click.echo(f"as little as fails: --seed {seed} --only {fewest or ','}")
-    scenario = draw_cluster(seed, world) if cluster else draw(seed, world, hooks)
+    scenario = draw(seed, world, hooks, asks=asks)
+    if cluster:
+        scenario = draw_cluster(seed, world, asks=asks)
     click.echo(f"{scenario.plan}\n{scenario.limits}")
     for event in scenario.events:
         if numbers is None or event.number in numbers:
             click.echo(f"  {event}, share {event.share}, for {event.length / 1e9:.1f} s")
     try:
-        click.echo(live(seed, only=numbers, world=world, cluster=cluster, hooks=hooks))
+        lived = live(seed, only=numbers, world=world, cluster=cluster, hooks=hooks, asks=asks)
+        click.echo(lived)
     except Violation as violation:
         click.echo(violation)
         sys.exit(1)
 
 
-def _many(seeds: range, jobs: int, cluster: bool, hooks: str) -> int:
+def _many(seeds: range, jobs: int, cluster: bool, hooks: str, asks: bool) -> int:
     total, began = Sum(), time.monotonic()
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns()[:-1], MofNCompleteColumn(), TimeRemainingColumn())
     show = Progress(*columns, console=console, disable=not console.is_terminal)
     with contextlib.suppress(KeyboardInterrupt), show as progress:  # then the sum of what there is
         task = progress.add_task("worlds", total=len(seeds))
-        for result in attempt_all(seeds, jobs, cluster=cluster, hooks=hooks):
+        for result in attempt_all(seeds, jobs, cluster=cluster, hooks=hooks, asks=asks):
             total.add(result)
             if isinstance(result, Failure) and len(total.failures) <= _SHOWN:
                 console.print(str(result), markup=False, highlight=False, soft_wrap=True)

@@ -25,6 +25,8 @@ from frd.wire.messages import (
     Hello,
     Redirect,
     Refusal,
+    Request,
+    ResponsePart,
     Resync,
     Welcome,
 )
@@ -37,6 +39,7 @@ from frd_agent.uplink.dispatch import Dispatch
 from frd_agent.uplink.node_clock import BURST, Clock
 from frd_agent.uplink.outbox import Outbox
 from frd_agent.uplink.route import PROVEN_S, Backoff, Route
+from tests.sim.answers import Answers
 from tests.sim.clocks import read_clocks
 from tests.sim.kernel import Kernel
 from tests.sim.network import Conn, Surroundings
@@ -96,7 +99,7 @@ class SimAgent:
         self._host = host
         self._processes = processes
         """Rank processes of the node; the world adds new ones."""
-        self._around = around
+        self.around = around
         # Frozen lives depend on what is drawn: what was not drawn then has its own dice.
         self._reads = self._own_dice = random.Random(f"clock/{self.session}")
         self.protocol = 1 if self._own_dice.random() < _OLD else 2
@@ -121,7 +124,8 @@ class SimAgent:
         self._steps = 0
         """Of the wall clock, seen so far."""
         self._sample_at = 0
-        self._stopped = False
+        self.is_stopped = False
+        self._answers = Answers(self)
         kernel.after(dice.randrange(TURN), self._turn)
         kernel.after(dice.randrange(TURN), self._connect)
 
@@ -144,16 +148,16 @@ class SimAgent:
 
     def stop(self) -> None:
         """SIGKILL."""
-        self._stopped = True
+        self.is_stopped = True
         if self.conn is not None:
             self.conn.hang_up()
 
     # -- turns ---------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        if self._stopped:
+        if self.is_stopped:
             return
-        self._around.settle()
+        self.around.settle()
         self._look()
         self._find_processes()
         for watched in list(self.watched.values()):
@@ -215,10 +219,10 @@ class SimAgent:
     # -- the stream ----------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        if self._stopped:
+        if self.is_stopped:
             return
         self._welcomed_at, self._welcome = None, False
-        self.conn = self._around.dial(self)
+        self.conn = self.around.dial(self)
         if self.conn is None:
             self._lost()
             return
@@ -238,7 +242,7 @@ class SimAgent:
 
     def lost(self) -> None:
         """The agent notices that its stream has ended."""
-        if self.conn is not None and not self._stopped:
+        if self.conn is not None and not self.is_stopped:
             self.conn, self._welcome = None, False
             self._lost()
 
@@ -279,9 +283,19 @@ class SimAgent:
             case Redirect():
                 self._redirected(event.address)
                 return
-            case _:
-                pass
+            case Request():
+                self._answers.receive(event)
         self.pump()
+
+    def say(self, part: ResponsePart) -> None:
+        """Send a part of an answer; its index is the agent's own number of the rank."""
+        if self.conn is not None and self._welcome:
+            for event in self.dispatch.translate(part):
+                self.conn.up.send(self._encoded(event))
+
+    def settle(self) -> None:
+        """The jobs have done all that they do until now."""
+        self.around.settle()
 
     def _refused(self) -> None:
         self._refusals += 1
@@ -308,7 +322,7 @@ class SimAgent:
 
     def pump(self) -> None:
         """Send pending messages, as far as the wire accepts them."""
-        if (conn := self.conn) is None or not self._welcome or self._stopped:
+        if (conn := self.conn) is None or not self._welcome or self.is_stopped:
             return
         while conn.up.bytes < self.limits.window_bytes:
             round_ns = round(self.dispatch.round_s(self.raw_ns()) * 1e9)
@@ -335,7 +349,7 @@ class SimAgent:
             self._round_at = -S
             self.pump()
             self.conn.up.send(self._encoded(Goodbye("the agent stops")))
-        self._stopped = True
+        self.is_stopped = True
 
     # -- pings ---------------------------------------------------------------------------------
 
@@ -350,7 +364,7 @@ class SimAgent:
         self.kernel.after(_PING, lambda: self._ping(conn, again=True))
 
     def _ping(self, conn: Conn, *, again: bool) -> None:
-        if self._stopped or conn is not self.conn:
+        if self.is_stopped or conn is not self.conn:
             return
         self._look()
         self._pings += 1

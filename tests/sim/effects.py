@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.sim.faults import INCURABLE, FaultKind, Injected, befall
+from tests.sim.faults import INCURABLE, UNRECORDED, FaultKind, Injected, befall
 from tests.sim.memory import Rise
 from tests.sim.ops import S
 
@@ -43,6 +43,10 @@ class Effects:
             case FaultKind.RECORDER_RESET:
                 for rank in ranks:
                     self._reset(rank, injected)
+            case FaultKind.PAUSE:
+                self._job.unrecorded.inject(injected)
+            case kind if kind in UNRECORDED:
+                self._job.unrecorded.inject(injected)
             case kind if ranks[0].alive:
                 injected.culprits = frozenset(injected.fault.ranks)
                 self._strike(ranks[0], kind, injected)
@@ -86,7 +90,7 @@ class Effects:
 
     def _is_incurable(self, injected: Injected) -> bool:
         kind, ranks = injected.fault.kind, injected.fault.ranks
-        if kind in (FaultKind.RECORDER_RESET, FaultKind.NEW_GROUP):
+        if kind in (FaultKind.RECORDER_RESET, FaultKind.NEW_GROUP, FaultKind.PAUSE):
             return False
         is_dying = kind is FaultKind.OOM and injected.undo is None
         return kind in INCURABLE or is_dying or not all(self._job.ranks[r].alive for r in ranks)
@@ -100,8 +104,10 @@ class Effects:
         match injected.fault.kind:
             case FaultKind.STRAGGLER:
                 return injected.times > 0
-            case FaultKind.RECORDER_RESET | FaultKind.NEW_GROUP:
+            case FaultKind.RECORDER_RESET | FaultKind.NEW_GROUP | FaultKind.PAUSE:
                 return False
+            case kind if kind in UNRECORDED and self._job.unrecorded.is_felt(injected):
+                return True
             case FaultKind.MEMORY_SPIKE | FaultKind.LEAK | FaultKind.OOM:
                 return True
             case FaultKind.IN_COLLECTIVE_ALONE | FaultKind.NETWORK:  # ranks that are in it wait
@@ -144,11 +150,13 @@ class Effects:
 
     def _stop(self, rank: SimRank, injected: Injected) -> None:
         rank.stopped = True
+        rank.thread.freeze(self._job.now)
         befall(injected, rank, self._job.now, at_head=self._job.plan.backend == "gloo")
         injected.undo = partial(self._continue, rank)
 
     def _continue(self, rank: SimRank) -> None:
         rank.stopped = False
+        rank.thread.thaw(self._job.now)
         if rank.is_due:
             rank.is_due = False
             self._job.after(0, self._job.resume, rank)
@@ -231,7 +239,10 @@ class Effects:
     def late_ns(self, rank: SimRank) -> int:
         """By how much a straggler is late."""
         late = 0
-        for injected in rank.drags:
+        for injected in list(rank.drags):
+            if injected.fault.kind is FaultKind.PAUSE:
+                late += self._job.unrecorded.late_ns(rank, injected)
+                continue
             if injected.began is None:
                 injected.began = self._job.now
                 injected.undo = partial(_forget, rank.drags, injected)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 _LOSSES: Final = frozenset({FaultKind.CRASH, FaultKind.CRASH_RECORDED, FaultKind.OOM})
 _MEMORY: Final = frozenset({FaultKind.MEMORY_SPIKE, FaultKind.LEAK, FaultKind.OOM})
 _HANGS: Final = frozenset(FaultKind) - {
-    *_LOSSES, *_MEMORY, FaultKind.STRAGGLER, FaultKind.NEW_GROUP, FaultKind.RECORDER_RESET
+    *_LOSSES, *_MEMORY, FaultKind.STRAGGLER, FaultKind.NEW_GROUP, FaultKind.RECORDER_RESET,
+    FaultKind.PAUSE
 }  # fmt: skip
 _SEEN_BY_PEERS: Final = frozenset(
     {FaultKind.DEVICE_STUCK, FaultKind.IN_COLLECTIVE_ALONE, FaultKind.ORDER, FaultKind.P2P_STUCK}

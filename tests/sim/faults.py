@@ -43,7 +43,29 @@ class FaultKind(StrEnum):
     RECORDER_RESET = "recorder_reset"
     NEW_GROUP = "new_group"
     """A subgroup is made while training: no fault, and it must not look like one."""
+    # Only in worlds in which the service asks ranks for their stacks:
+    POLL = "poll"
+    """A rank looks for a file again and again."""
+    LOCK = "lock"
+    """A rank reads while it holds a lock, and others wait for that."""
+    CALL = "call"
+    """All ranks but one are in a call that leaves no record."""
+    RECV_CIRCLE = "recv_circle"
+    """Ranks of a pipeline of Gloo wait in receives for each other."""
+    PAUSE = "pause"
+    """All ranks compute for a long time: no fault."""
 
+
+UNRECORDED: Final = frozenset({FaultKind.LOCK, FaultKind.CALL, FaultKind.RECV_CIRCLE})
+"""Faults of several ranks, see `tests.sim.unrecorded`."""
+ASKED: Final = (
+    FaultKind.LOCK,
+    FaultKind.CALL,
+    FaultKind.RECV_CIRCLE,
+    FaultKind.POLL,
+    FaultKind.PAUSE,
+)
+_DRAWN: Final = tuple(kind for kind in FaultKind if kind not in ASKED)
 
 INCURABLE: Final = frozenset(
     {FaultKind.CRASH, FaultKind.CRASH_RECORDED, FaultKind.MISMATCH, FaultKind.ORDER}
@@ -56,7 +78,7 @@ class Fault:
     kind: FaultKind
     ranks: tuple[int, ...]
     """The ranks with the fault, which are the first cause; none for a network fault. For a new
-    group, its members."""
+    group, its members. For a call, all ranks, the one that does not come first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +115,8 @@ class Injected:
     """How long memory rises."""
     undo: Callable[[], None] | None = field(default=None, repr=False)
     """Heals it."""
+    step: int = 0
+    """From which step on its ranks are caught, see `tests.sim.unrecorded`."""
 
 
 def befall(injected: Injected, rank: SimRank, now: int, *, at_head: bool = False) -> None:
@@ -107,9 +131,12 @@ def befall(injected: Injected, rank: SimRank, now: int, *, at_head: bool = False
     injected.group, injected.seq = op.group.name, -1 if op.is_p2p else seq
 
 
-def draw_fault(dice: random.Random, plan: JobPlan, job: Job) -> Fault | None:
-    """A fault that can happen to this job now; None if the fault that was drawn cannot."""
-    kind = dice.choice(tuple(FaultKind))
+def draw_fault(dice: random.Random, plan: JobPlan, job: Job, *, asks: bool = False) -> Fault | None:
+    """A fault that can happen to this job now; None if the fault that was drawn cannot. `asks`: it
+    may be one that no recorder shows."""
+    if asks and dice.random() < 0.5:
+        return _draw_asked(dice, plan, job)
+    kind = dice.choice(_DRAWN)
     if kind is FaultKind.NETWORK:
         return Fault(kind, ())
     able = [rank.rank for rank in job.ranks if _is_able(kind, plan, rank)]
@@ -128,6 +155,37 @@ def draw_fault(dice: random.Random, plan: JobPlan, job: Job) -> Fault | None:
         case _:
             many = 1
     return Fault(kind, tuple(sorted(dice.sample(able, many))))
+
+
+def _draw_asked(dice: random.Random, plan: JobPlan, job: Job) -> Fault | None:
+    able = [rank.rank for rank in job.ranks if rank.alive and not rank.stopped]
+    held = {rank.rank for rank in job.ranks if rank.is_held or rank.traps}
+    is_whole = len(able) == plan.world and not held
+    free = [number for number in able if number not in held]
+    kinds = [FaultKind.LOCK] * 3 + [FaultKind.POLL] * 2 + [FaultKind.PAUSE]
+    kinds += [FaultKind.CALL] * 3 * is_whole
+    if plan.backend == "gloo" and plan.pipeline > 1:
+        kinds += [FaultKind.RECV_CIRCLE] * 3
+    match kind := dice.choice(kinds):
+        case FaultKind.POLL if free:
+            return Fault(kind, (dice.choice(free),))
+        case FaultKind.LOCK if len(free) > 2:
+            first = dice.choice(free)
+            near = [n for n in free if n // plan.ranks_per_node == first // plan.ranks_per_node]
+            among = near if len(near) > 1 and dice.random() < 0.8 else free
+            many = min(dice.randrange(2, 5), len(among), plan.world - 1)
+            return Fault(kind, tuple(sorted(dice.sample(among, many))))
+        case FaultKind.CALL:
+            late = dice.choice(able)
+            return Fault(kind, (late, *(number for number in able if number != late)))
+        case FaultKind.RECV_CIRCLE:
+            stride = plan.tensor * plan.data
+            circle = range(dice.randrange(stride), plan.world, stride)
+            return Fault(kind, tuple(circle)) if set(circle) <= set(free) else None
+        case FaultKind.PAUSE if is_whole:
+            return Fault(kind, tuple(able))
+        case _:
+            return None
 
 
 def _is_able(kind: FaultKind, plan: JobPlan, rank: SimRank) -> bool:

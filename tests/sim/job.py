@@ -12,7 +12,7 @@ import random
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from frd.model import NodeNs
 from frd_agent import tap
@@ -26,7 +26,12 @@ from tests.sim.ops import ENQUEUE_NS, MS, Group, Op, S, Task, all_reduce
 from tests.sim.programs import JobPlan, Programs
 from tests.sim.ranks import RUNS, Meeting, SimRank
 from tests.sim.recorder import Record, Seat
+from tests.sim.threads import Mode
 from tests.sim.traps import Traps
+from tests.sim.unrecorded import Unrecorded
+
+if TYPE_CHECKING:
+    from tests.sim.places import Place
 
 Wall: TypeAlias = Callable[[int], int]
 """True time to CLOCK_REALTIME of a node; asked at the moment of an event, with rising times."""
@@ -64,6 +69,7 @@ class Job:
         """When in a second it looks, by rank. With and without hooks a job does the same."""
         self._births: list[tuple[int, Group, Injected]] = []
         """Groups to be made, and at which step."""
+        self.unrecorded = Unrecorded(self)
         self._effects = Effects(self)
         self._traps = Traps(self)
         self.ranks: list[SimRank] = [
@@ -129,11 +135,24 @@ class Job:
         rank.alive = False
         if rank.head is not None and rank.head.meeting is not None:
             rank.head.meeting.is_broken = True
+        if rank.lets_go is not None:
+            rank.lets_go()
+
+    def hold(self, rank: SimRank, place: Place) -> None:
+        """Its program goes no further, until `release`."""
+        rank.is_held, rank.place = True, place
+        rank.thread.go(place.mode, self.now)
+
+    def release(self, rank: SimRank) -> None:
+        rank.is_held, rank.place, rank.lets_go = False, None, None
+        rank.thread.go(Mode.RUNS, self.now)
+        self.resume(rank)
 
     def leave(self, rank: SimRank, words: tuple[Any, str] | None) -> None:
         """Its program ends; the process stays for a while."""
         if rank.alive and not rank.is_held:
             rank.is_held = True
+            rank.thread.go(Mode.RESTS, self.now)
             if words is not None:
                 rank.exit = ExitRecord(*words, NodeNs(self.wall_ns(rank.node)))
 
@@ -160,6 +179,7 @@ class Job:
             return
         if not rank.alive or rank.is_held or (rank.traps and self._traps.spring(rank)):
             return
+        rank.place = None
         task = rank.tasks[rank.at]
         if task.op is None:
             if rank.queue:
@@ -183,6 +203,7 @@ class Job:
             self.after(pause, self.resume, rank)
         else:
             rank.pause_ns = pause
+            rank.thread.go(Mode.RESTS, self.now)
 
     def _begin_step(self, rank: SimRank) -> int:
         """By how much the program is late with it."""
@@ -284,6 +305,7 @@ class Job:
             self.start(rank)
         if len(rank.queue) <= rank.needs:
             rank.needs = RUNS
+            rank.thread.go(Mode.RUNS, self.now)
             self.after(rank.pause_ns, self.resume, rank)
 
     def _push(self, record: Record) -> None:

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+from frd.model import AttemptKey
 from frd.wire.encode import encode_service
+from frd.wire.messages import Request
 from tests.sim.kernel import Kernel
 from tests.sim.service import ClockStream, Service
 from tests.world.clocks import MS, Path, S
 
 if TYPE_CHECKING:
     from tests.sim.agent import SimAgent
-
+    from tests.sim.watched import Process
 
 _RESENT: Final = 3 * S
 """Within so long TCP has sent again what was lost, while the wire is not cut."""
@@ -117,6 +119,12 @@ class Surroundings(Protocol):
     def dial(self, agent: SimAgent) -> Conn | None:
         """A connection to the service; None if no service answers."""
 
+    def processes(self, key: AttemptKey) -> Sequence[Process]:
+        """Of all ranks of an attempt, in order."""
+
+    def asked(self, request: Request) -> None:
+        """An agent was asked."""
+
 
 class Conn:
     """One stream of rows and its stream of pings, with an end on either side."""
@@ -166,7 +174,7 @@ class Conn:
         """The service notices that the stream is over."""
         if self.is_open:
             self._stop_reading()
-            self.service.streams.close(self.stream)
+            self.service.close(self.stream)
             lost_at = max(self._kernel.now, self._link.cut_until) + _LAST_WORDS
             self._kernel.at(lost_at, self.lose)
 

@@ -9,7 +9,7 @@ expected result is what an expert would say, not what the engine does.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -32,7 +32,8 @@ from frd.store.journal import read
 from frd.wire.messages import AgentEvent
 from tests.sim.ends import ASKED, EndKind
 from tests.sim.evidence import Evidence, collectives_waited_in
-from tests.sim.faults import FaultKind, Injected
+from tests.sim.faults import UNRECORDED, FaultKind, Injected
+from tests.sim.places import WAITS, place_of
 
 if TYPE_CHECKING:
     from tests.sim.agent import SimAgent
@@ -45,6 +46,8 @@ _EXPECTED: Final[dict[FaultKind, tuple[Reason, set[Kind]]]] = {
     FaultKind.CPU_STUCK: (Reason.CPU_STUCK, {Kind.STALL}),
     FaultKind.GIL_HELD: (Reason.CPU_STUCK, {Kind.STALL}),
     FaultKind.P2P_STUCK: (Reason.CPU_STUCK, {Kind.STALL}),
+    FaultKind.POLL: (Reason.CPU_STUCK, {Kind.STALL}),
+    FaultKind.LOCK: (Reason.CPU_STUCK, {Kind.STALL}),
     FaultKind.STOPPED: (Reason.UNREACHABLE, {Kind.STALL}),
     FaultKind.CRASH: (Reason.EXITED, {Kind.STALL, Kind.RANK_LOST}),
     FaultKind.CRASH_RECORDED: (Reason.EXITED, {Kind.STALL, Kind.RANK_LOST}),
@@ -106,6 +109,9 @@ class Oracle:
         self.began: dict[str, int] = {}
         """Aligned times at which findings opened, by id, of this process of the service."""
         self._utc_ahead_ns = 0
+        self._may_wait: dict[int, set[int]] = {}
+        """Ranks that were in what may be a wait and no recorder shows, by attempt; only if agents
+        are asked about it."""
         self._rows: dict[tuple[str, int], _Rows] = defaultdict(_Rows)
         """By agent session and pid."""
 
@@ -150,13 +156,15 @@ class Oracle:
             self._opened[about] += 1
             if self._opened[about] > _OFTEN:
                 raise Violation("flaps", finding.summary)
+        elif event.change is Change.UPDATED and _is_late_evidence(known, finding):
+            pass
         elif known is None or known.state is FindingState.CLOSED:
             if not self._world.disk_was_full:
                 raise Violation("was not open", f"{event.change.name}: {finding.summary}")
         elif known.kind != finding.kind or began != finding.opened_at - self._utc_ahead_ns:
             raise Violation("became another", f"{known.summary} -> {finding.summary}")
         elif finding.kind in _OF_INCIDENTS:
-            _check_cause(known, finding)
+            _check_cause(known, finding, self._may_wait.get(finding.attempt, set()))
         self.findings[finding.id] = finding
 
     # -- safety --------------------------------------------------------------------------------
@@ -197,6 +205,8 @@ class Oracle:
         """Limits, which hold at any time."""
         self._evidence.look()
         world = self._world
+        if world.scenario.asks:
+            self._look_for_waits(world.runs[-1])
         for node in world.nodes:
             if (agent := node.agent) is None:
                 continue
@@ -206,6 +216,12 @@ class Oracle:
                 raise Violation("limit", f"{node.name}: samples hold {agent.samples._bytes} bytes")
         if world.service is not None and len(world.service.streams) > len(world.conns):
             raise Violation("limit", f"{len(world.service.streams)} streams: some were forgotten")
+
+    def _look_for_waits(self, run: Run) -> None:
+        known = self._may_wait.setdefault(run.key.attempt, set())
+        known.update(
+            rank.rank for rank in run.job.ranks if rank.alive and place_of(rank).sys in WAITS
+        )
 
     def check_rows(self) -> None:
         """Recorded = applied + dropped, to the last row, for every agent that ever ran; while an
@@ -268,7 +284,8 @@ class Oracle:
         plan = run.job.plan
         # A rank that waits in a send that no recorder shows looks like a rank that never joined.
         may_name = injected.may_name | injected.hidden
-        hidden = may_name if plan.hides_p2p else frozenset()
+        is_hidden = plan.hides_p2p or injected.fault.kind in UNRECORDED
+        hidden = may_name if is_hidden else frozenset()
         named = {(rank, reason) for rank in injected.culprits | hidden}
         named |= {(rank, Reason.CPU_STUCK) for rank in hidden}
         if plan.hooks and plan.pipeline > 1 and injected.fault.kind is FaultKind.GIL_HELD:
@@ -347,11 +364,18 @@ class Oracle:
             raise Violation("replay", f"{live} -> {again}")
 
 
-def _check_cause(known: Finding, finding: Finding) -> None:
+def _is_late_evidence(known: Finding | None, finding: Finding) -> bool:
+    """A stack, a dump or what NCCL says came when the finding was closed."""
+    both = (known, finding)
+    return all(one is not None and one.state is FindingState.CLOSED for one in both)
+
+
+def _check_cause(known: Finding, finding: Finding, may_wait: Collection[int]) -> None:
     """The named ranks and reasons appear, grow in number, or gain confidence; certain ones stay.
     Ranks that did not answer may give way to one that is proven as well, when they answer again.
-    No cause is later than the finding."""
-    was, now = _labels(known), _labels(finding)
+    Ranks that `may_wait` in what only stacks show may turn out to do so. No cause is later than the
+    finding."""
+    was, now = ({one for one in _labels(f) if one[0] not in may_wait} for f in (known, finding))
     answers = bool(now) and {reason for _, reason in was} == {Reason.UNREACHABLE}
     is_surer = _surest(finding) >= _surest(known) if answers else _surest(finding) > _surest(known)
     if not (was <= now or (is_surer and not _labels(known, sure=True))):

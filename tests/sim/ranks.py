@@ -17,10 +17,14 @@ from tests.sim.hooks import HookRecorder
 from tests.sim.memory import Memory, MemoryOfRank
 from tests.sim.ops import Group, Op, Program
 from tests.sim.recorder import HANDLERS, Record, Recorder, Seat
+from tests.sim.threads import MainThread
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.sim.faults import Injected
     from tests.sim.job import Job
+    from tests.sim.places import Place
 
 RUNS: Final = -1
 """`SimRank.needs` of a rank whose program does not wait."""
@@ -73,7 +77,9 @@ class SimRank:
             self.handlers = (*self.handlers, tap.TRACE, tap.IGNORE_CAPTURES)
         self.device = memory
         self._job = job
+        self._load(job, program)
 
+    def _load(self, job: Job, program: Program) -> None:
         self.program = program
         self.tasks = program.prologue
         """Of this step."""
@@ -97,6 +103,11 @@ class SimRank:
         """The program is stopped for good, or until the fault is healed."""
         self.is_due = False
         """A rank that is stopped would have gone on."""
+        self.thread = MainThread(job.now)
+        self.place: Place | None = None
+        """Where its program is, if a fault holds it there."""
+        self.lets_go: Callable[[], None] | None = None
+        """What happens if it dies with a lock."""
         for group in program.groups:
             self.join(group)
 
@@ -124,6 +135,11 @@ class SimRank:
     def recorded_p2p(self) -> int:
         """The same of sends, receives and the ends of their batches."""
         return sum(recorder.recorded_p2p for recorder in self.recorders.values())
+
+    @property
+    def waits(self) -> bool:
+        """Its program waits for its device, or in an op."""
+        return self.needs != RUNS
 
     @property
     def head(self) -> Record | None:

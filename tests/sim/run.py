@@ -7,7 +7,7 @@ import logging
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,17 +36,26 @@ class Failure:
     """The traceback."""
     cluster: bool = False
     hooks: str = ""
+    asks: bool = False
 
     def __str__(self) -> str:
-        again = command(self.seed, cluster=self.cluster, hooks=self.hooks)
+        again = command(self.seed, cluster=self.cluster, hooks=self.hooks, asks=self.asks)
         return f"seed {self.seed}: {self.what}\nagain: {again}"
 
 
-def command(seed: int, world: int | None = None, *, cluster: bool = False, hooks: str = "") -> str:
+def command(
+    seed: int,
+    world: int | None = None,
+    *,
+    cluster: bool = False,
+    hooks: str = "",
+    asks: bool = False,
+) -> str:
     """The command that repeats a world and makes it smaller."""
     more = "" if world is None else f" --world {world}"
     more += " --cluster" if cluster else ""
     more += f" --hooks {hooks}" if hooks else ""
+    more += " --asks" if asks else ""
     return f".venv/bin/python -m tests.sim --seed {seed}{more} --shrink"
 
 
@@ -58,10 +67,11 @@ def live(
     cluster: bool = False,
     ends: bool = True,
     hooks: str = "",
+    asks: bool = False,
 ) -> Summary:
     """
     `ends`: the job may end in another way than cleanly. `hooks`: as `JobPlan.hooks`, not in a
-    cluster.
+    cluster. `asks`: as in `Scenario`.
 
     Raises:
         Violation: a promise was broken. Any other exception is a fault of frd, or of the
@@ -70,8 +80,9 @@ def live(
     folder = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
     with calm(), tempfile.TemporaryDirectory(prefix="frd-sim-", dir=folder) as name:
         if cluster:
-            return ClusterWorld(draw_cluster(seed, world), Path(name), only).live()
-        return World(replace(draw(seed, world, hooks), ends=ends), Path(name), only).live()
+            return ClusterWorld(draw_cluster(seed, world, asks=asks), Path(name), only).live()
+        scenario = replace(draw(seed, world, hooks, asks=asks), ends=ends)
+        return World(scenario, Path(name), only).live()
 
 
 @contextmanager
@@ -91,19 +102,26 @@ def calm() -> Iterator[None]:
         logging.disable(level)
 
 
-def attempt(seed: int, cluster: bool = False, hooks: str = "") -> Summary | Failure:
+def attempt(
+    seed: int, cluster: bool = False, hooks: str = "", asks: bool = False
+) -> Summary | Failure:
     try:
-        return live(seed, cluster=cluster, hooks=hooks)
+        return live(seed, cluster=cluster, hooks=hooks, asks=asks)
     except Exception as error:
         what = str(error) if isinstance(error, Violation) else repr(error)
-        return Failure(seed, what, traceback.format_exc(), cluster, hooks)
+        return Failure(seed, what, traceback.format_exc(), cluster, hooks, asks)
 
 
 def attempt_all(
-    seeds: Iterable[int], jobs: int, *, cluster: bool = False, hooks: str = ""
+    seeds: Iterable[int],
+    jobs: int,
+    *,
+    cluster: bool = False,
+    hooks: str = "",
+    asks: bool = False,
 ) -> Iterator[Summary | Failure]:
     """As they come, in any order."""
-    seeds, one = list(seeds), partial(attempt, cluster=cluster, hooks=hooks)
+    seeds, one = list(seeds), partial(attempt, cluster=cluster, hooks=hooks, asks=asks)
     if jobs <= 1:
         yield from map(one, seeds)
         return
@@ -113,23 +131,29 @@ def attempt_all(
 
 
 def shrink(
-    seed: int, world: int | None = None, *, cluster: bool = False, hooks: str = ""
+    seed: int,
+    world: int | None = None,
+    *,
+    cluster: bool = False,
+    hooks: str = "",
+    asks: bool = False,
 ) -> list[int]:
     """The fewest events, by number, with which the same promise is broken."""
-    drawn = draw_cluster(seed, world) if cluster else draw(seed, world)
+    drawn = draw_cluster(seed, world, asks=asks) if cluster else draw(seed, world, asks=asks)
     numbers = [event.number for event in drawn.events]
-    broken = _broken(seed, numbers, world, cluster, hooks)
+    again = partial(live, seed, world=world, cluster=cluster, hooks=hooks, asks=asks)
+    broken = _broken(again, numbers)
     for number in list(numbers):
         fewer = [other for other in numbers if other != number]
-        if broken and _broken(seed, fewer, world, cluster, hooks) == broken:
+        if broken and _broken(again, fewer) == broken:
             numbers = fewer
     return numbers
 
 
-def _broken(seed: int, only: Collection[int], world: int | None, cluster: bool, hooks: str) -> str:
+def _broken(again: Callable[..., Summary], only: Collection[int]) -> str:
     """The broken promise; empty if none is broken."""
     try:
-        live(seed, only=only, world=world, cluster=cluster, hooks=hooks)
+        again(only=only)
     except Violation as violation:
         return violation.promise
     except Exception as error:
@@ -150,6 +174,7 @@ class Sum:
     troubles: Counter[str] = field(default_factory=Counter)
     ends: Counter[str] = field(default_factory=Counter)
     findings: Counter[str] = field(default_factory=Counter)
+    requests: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
 
     def add(self, result: Summary | Failure) -> None:
@@ -165,6 +190,7 @@ class Sum:
         self.troubles += result.troubles
         self.ends += result.ends
         self.findings += result.findings
+        self.requests += result.requests
 
     def lines(self) -> Iterator[str]:
         """For people."""
@@ -177,6 +203,7 @@ class Sum:
             ("troubles", self.troubles),
             ("ends", self.ends),
             ("findings", self.findings),
+            ("asked for", self.requests),
         ):
             totals = ", ".join(f"{what} {n:,}" for what, n in counts.most_common())
             yield f"{name:<16} {sum(counts.values()):,}: {totals or 'none'}"

@@ -7,7 +7,7 @@ is how a failing world is reduced.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -30,6 +30,10 @@ POLICY: Final = Policy(
     memory_leak_window_s=30.0,
 )
 """The defaults, with seconds instead of minutes: a world lives for two minutes."""
+_ASKED: Final = replace(POLICY, init_stall_after_s=12.0)
+_ASKED_WORLDS: Final = (4, *[8] * 4, 12, 16)
+_HIDES: Final = 0.35
+"""Share of worlds with answers in which sends and receives are hidden, at least."""
 _SMALL: Final = 8
 _USUAL: Final = 64
 _SMALLER: Final = 0.75
@@ -118,14 +122,19 @@ class Scenario:
     events: tuple[Event, ...]
     ends: bool = False
     """The job ends in one of the ways of `tests.sim.ends`, not only cleanly."""
+    asks: bool = False
+    """The service asks agents for stacks, dumps and waits, and ranks wait in what only those show.
+    """
+    policy: Policy = POLICY
 
     def dice(self, of: object) -> random.Random:
         """Separate dice for everything that has a name."""
         return random.Random(f"{self.seed}/{of}")
 
 
-def draw(seed: int, world: int | None = None, hooks: str = "") -> Scenario:
-    """The world of a seed; `world` overrides the number of ranks, `hooks` what records the job."""
+def draw(seed: int, world: int | None = None, hooks: str = "", *, asks: bool = False) -> Scenario:
+    """The world of a seed; `world` overrides the number of ranks, `hooks` what records the job;
+    `asks` as in `Scenario`."""
     dice = random.Random(f"{seed}/scenario")
     plan = draw_plan(random.Random(f"{seed}/plan"), world=world)
     if world is None and _SMALL < plan.world <= _USUAL:
@@ -140,7 +149,7 @@ def draw(seed: int, world: int | None = None, hooks: str = "") -> Scenario:
     )
     events = [
         Event(0, dice.randrange(WARM, LAST - 10 * S), None)
-        for _ in range(dice.choice((0, 1, 1, 1, 1, 2, 3)))
+        for _ in range(max(dice.choice((0, 1, 1, 1, 1, 2, 3)), asks))
     ]
     kinds, weights = list(_WEIGHTS), list(_WEIGHTS.values())
     for _ in range(dice.choice((0, 0, 1, 1, 2, 3, 4, 6))):
@@ -155,4 +164,16 @@ def draw(seed: int, world: int | None = None, hooks: str = "") -> Scenario:
     )
     if hooks:
         plan = plan.hooked(hooks, eager=random.Random(f"{seed}/eager").random() < _EAGER)
+    if asks:
+        plan = _draw_asked_plan(seed, world)
+        return Scenario(seed, plan, limits, numbered, asks=True, policy=_ASKED)
     return Scenario(seed, plan, limits, numbered)
+
+
+def _draw_asked_plan(seed: int, world: int | None) -> JobPlan:
+    """Of a small job; often one of Gloo with a pipeline."""
+    dice = random.Random(f"{seed}/asked")
+    world = world or dice.choice(_ASKED_WORLDS)
+    must_hide = dice.random() < _HIDES
+    plans = (draw_plan(random.Random(f"{seed}/plan/{n}"), world=world) for n in range(100))
+    return next(plan for plan in plans if plan.hides_p2p or not must_hide)

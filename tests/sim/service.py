@@ -35,7 +35,8 @@ from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits, segments
 from frd.store.records import RecordKind
 from frd.wire.clock import ClockHello, decode_clock, encode_pong
-from frd.wire.messages import AgentEvent, Goodbye, Refusal
+from frd.wire.messages import AgentEvent, Goodbye, Refusal, ResponsePart
+from tests.sim.asking import Asking
 from tests.world.clocks import Host
 from tests.world.virtual_time import InPlace
 
@@ -110,8 +111,10 @@ class Service:
         *,
         applied: Callable[[Stream, AgentEvent, bytes], None],
         published: Callable[[Sequence[FindingEvent], StatusView], None],
+        asking: Callable[[Service], Asking] | None = None,
     ) -> None:
         self.policy = policy
+        self.folder = disk.folder
         self._disk = disk
         self._host = host
         self._true_now = true_now
@@ -123,21 +126,22 @@ class Service:
         self._clocks = AgentClocks(self.now)
         self.findings = FindingStore(disk.folder / "findings.sqlite3")
         self._is_full = False
-        self._recorder = _Journal(
+        self.journal = _Journal(
             disk.folder / "journal",
             settings=encode_payload(Settings(VERSION, policy)),
             now=self.now(),
             limits=_JOURNAL,
         )
         self.streams = Streams(
-            shared, self._clocks, self._recorder,
+            shared, self._clocks, self.journal,
             now=self.now, version=VERSION, instance=instance,
             ids=itertools.count(1),
         )  # fmt: skip
         self.evaluator = Evaluator(
-            shared, LocalKeeper(self.findings), self._recorder,
+            shared, LocalKeeper(self.findings), self.journal,
             now=self.now, project=self._project, publish=self._publish, settle=self._settle,
         )  # fmt: skip
+        self.asking = None if asking is None else asking(self)
         self.evaluator.take_up(self.findings.open_findings(), self.findings.pauses())
         self.evaluate()
 
@@ -164,7 +168,7 @@ class Service:
         """As `Cell` does."""
         if self.engine.utc_ahead_ns != self.now.ahead_ns:
             settings = Settings(VERSION, self.policy, self.now.ahead_ns)
-            self._recorder.adopt(encode_payload(settings), _JOURNAL, now)
+            self.journal.adopt(encode_payload(settings), _JOURNAL, now)
             self.engine.adopt(self.policy, self.now.ahead_ns)
         self.streams.settle(now)
 
@@ -188,15 +192,19 @@ class Service:
     def stop(self) -> None:
         """A last evaluation, and all data is written."""
         self.evaluate()
+        if self.asking is not None:
+            self.asking.stop()
         self._close()
 
     def crash(self) -> None:
         """Memory is lost; the journal's thread may finish, see `Disk.tear`."""
+        if self.asking is not None:
+            self.asking.kill()
         with self._disk.journal_kept():
             self._close()
 
     def _close(self) -> None:
-        self._recorder.close()
+        self.journal.close()
         self.findings.close()
 
     # -- streams -------------------------------------------------------------------------------
@@ -211,7 +219,15 @@ class Service:
             stream.send(Refusal(reason, str(error)))
             return False
         self._applied(stream, event, data)
+        if self.asking is not None and isinstance(event, ResponsePart):
+            self.asking.answered(stream.id, event)
         return not isinstance(event, Goodbye)
+
+    def close(self, stream: Stream) -> None:
+        """It is over."""
+        self.streams.close(stream)
+        if self.asking is not None:
+            self.asking.ended(stream.id)
 
 
 class ClockStream:

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from frd.service.journal.replicated import ReplicatedLog
-from tests.sim.cluster.loop import ReplicaLoop
 from tests.sim.cluster.scenario import draw_cluster
 from tests.sim.cluster.world import ClusterWorld
 from tests.sim.kernel import Kernel
+from tests.sim.loop import VirtualLoop
 from tests.sim.oracle import Violation
 from tests.sim.run import command, live
 from tests.sim.scenario import Event, Trouble
@@ -79,7 +79,7 @@ def test_a_paused_process_does_nothing_and_a_killed_one_never_again() -> None:
     `finally` runs."""
     kernel = Kernel()
     failed: list[str] = []
-    loop = ReplicaLoop(kernel, failed.append)  # type: ignore[abstract]
+    loop = VirtualLoop(kernel, failed.append)  # type: ignore[abstract]
     seen: list[int] = []
 
     async def count() -> None:
@@ -110,7 +110,7 @@ def test_an_error_that_no_task_handles_is_seen() -> None:
     """A callback raises: the world hears of it."""
     kernel = Kernel()
     failed: list[str] = []
-    loop = ReplicaLoop(kernel, failed.append)  # type: ignore[abstract]
+    loop = VirtualLoop(kernel, failed.append)  # type: ignore[abstract]
     loop.call_later(1.0, lambda: 1 // 0)
     kernel.run(2 * S)
     assert len(failed) == 1

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from tests.sim.faults import FaultKind, Injected, befall, swaps
+from tests.sim import places
+from tests.sim.faults import UNRECORDED, FaultKind, Injected, befall, swaps
 from tests.sim.memory import Rise
 from tests.sim.ops import MS, Op, S, Task
+from tests.sim.threads import Mode
 
 if TYPE_CHECKING:
     from tests.sim.job import Job
@@ -28,7 +31,12 @@ class Traps:
         """Trigger the traps of a rank; True if its program does not go on."""
         for injected in list(rank.traps):
             op = rank.tasks[rank.at].op
-            if op is not None and op.size > 1 and _springs(injected.fault.kind, rank, op):
+            if injected.fault.kind in UNRECORDED:
+                if self._job.unrecorded.is_due(rank, injected):
+                    rank.traps.remove(injected)
+                    self._job.unrecorded.catch(rank, injected)
+                    return True
+            elif op is not None and op.size > 1 and _springs(injected.fault.kind, rank, op):
                 rank.traps.remove(injected)
                 befall(injected, rank, self._job.now)
                 if self._has_caught(rank, op, injected):
@@ -50,13 +58,17 @@ class Traps:
             case FaultKind.CRASH_RECORDED:
                 self._job.die(rank, ("exception", "RuntimeError: CUDA error: an illegal memory"))
             case kind:
-                rank.is_held = True
                 rank.gil_held = kind is FaultKind.GIL_HELD
+                dice = random.Random(f"held/{injected.at}/{rank.rank}/{self._job.plan.step_ns}")
+                place = places.polling() if kind is FaultKind.POLL else places.drawn(dice)
+                self._job.hold(rank, places.computing() if rank.gil_held else place)
                 injected.undo = partial(self._release, rank)
         return True
 
     def _release(self, rank: SimRank) -> None:
         rank.is_held = rank.gil_held = False
+        rank.place = None
+        rank.thread.go(Mode.RUNS, self._job.now)
         self._job.after(0, self._job.resume, rank)
 
     def _spoil(self, rank: SimRank, op: Op, injected: Injected) -> None:
@@ -101,7 +113,7 @@ class Traps:
         began = injected.began
         befall(injected, rank, job.now)
         injected.began, injected.undo = began, None
-        rank.is_held = True
+        job.hold(rank, places.computing())
         job.after(_UNWINDS_NS, partial(self._died, words), rank)
 
     def _died(self, words: str, rank: SimRank) -> None:

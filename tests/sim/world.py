@@ -18,15 +18,17 @@ from typing import Final
 
 from frd.engine.views import StatusView
 from frd.model import AttemptKey, FindingEvent, RankInfo
+from frd.wire.messages import Part, Request
 from tests.sim import ends
 from tests.sim.agent import SimAgent
+from tests.sim.asking import Asking
 from tests.sim.clocks import draw_host
 from tests.sim.faults import draw_fault
 from tests.sim.job import Job
 from tests.sim.kernel import Kernel
 from tests.sim.network import Conn, draw_link
 from tests.sim.oracle import Oracle, Violation
-from tests.sim.scenario import POLICY, WARM, Scenario, Trouble
+from tests.sim.scenario import WARM, Scenario, Trouble
 from tests.sim.service import Disk, Service
 from tests.sim.troubles import Troubles
 from tests.sim.watched import Process
@@ -37,6 +39,10 @@ _ACKNOWLEDGE: Final = S // 5
 _CLOCKS: Final = S // 2
 _TAKES_EFFECT: Final = 6 * S
 """Two steps of the slowest job: the last event has had its effects."""
+_ANSWERED: Final = 40 * S
+"""Until then stacks have shown waits that no recorder shows, usually."""
+_KEEPS_DUMPS: Final = 0.25
+"""Share of worlds with answers in which dumps are kept."""
 _FOUND_WITHIN: Final = 30 * S
 _CLOSED_WITHIN: Final = 75 * S
 """A straggler's finding closes only after a window in which it was in time."""
@@ -79,6 +85,7 @@ class Summary:
     troubles: Counter[str]
     findings: Counter[str]
     published: Sequence[Sequence[FindingEvent]] = field(repr=False)
+    requests: Counter[str] = field(default_factory=Counter)
 
 
 class World:
@@ -102,6 +109,11 @@ class World:
         self.published: list[Sequence[FindingEvent]] = []
         """What each evaluation published, in order."""
         self._lives = 0
+        self._all_asking: list[Asking] = []
+        """Those of dead processes included: nothing of them may be collected before the end."""
+        self.failures: list[str] = []
+        self.requests: Counter[str] = Counter()
+        """What agents were asked for, by part: one for each rank."""
         self._pids = 1000
         self.troubles = Troubles(self)
         self.ended: ends.End | None = None
@@ -120,6 +132,8 @@ class World:
             self.kernel.run(last)
             self.troubles.heal()
             self.kernel.run(last + _TAKES_EFFECT)
+            if self.scenario.asks:
+                self.kernel.run(self.kernel.now + _ANSWERED)
             self._wait_for(self.oracle.check_found, _FOUND_WITHIN, self.oracle.known_by)
             self._recover()
             self._wait_for(self.oracle.check_closed, _CLOSED_WITHIN)
@@ -203,12 +217,15 @@ class World:
     def close(self) -> None:
         if self.service is not None:
             self.service.crash()
+        for asking in self._all_asking:
+            asking.close()
         self.disk.close()
 
     def _break_job(self, number: int) -> None:
         self.settle()
         run = self.runs[-1]
-        fault = draw_fault(self.dice(f"fault/{number}"), self.scenario.plan, run.job)
+        dice, asks = self.dice(f"fault/{number}"), self.scenario.asks
+        fault = draw_fault(dice, self.scenario.plan, run.job, asks=asks)
         if fault is not None:
             run.job.inject(fault)
 
@@ -269,8 +286,9 @@ class World:
         if self.service is None:
             self._lives += 1
             self.service = Service(
-                self.disk, self.service_host, lambda: self.kernel.now, POLICY,
+                self.disk, self.service_host, lambda: self.kernel.now, self.scenario.policy,
                 f"life-{self._lives}", applied=self.oracle.applied, published=self._publish,
+                asking=self._asking if self.scenario.asks else None,
             )  # fmt: skip
             self.oracle.restarted(self.service)
 
@@ -284,12 +302,35 @@ class World:
         self.conns.append(conn)
         return conn
 
+    def _asking(self, service: Service) -> Asking:
+        keeps = self.dice("dumps").random() < _KEEPS_DUMPS
+        asking = Asking(
+            service, kernel=self.kernel, dumps=self.disk.folder / "dumps" if keeps else None,
+            flush=self._flush, failed=self.failures.append,
+        )  # fmt: skip
+        self._all_asking.append(asking)
+        return asking
+
+    def processes(self, key: AttemptKey) -> Sequence[Process]:
+        return next(run.processes for run in self.runs if run.key == key)
+
+    def asked(self, request: Request) -> None:
+        ranks = len(request.rank_indexes)
+        parts = (
+            (Part.DUMP, request.dump), (Part.STACK, request.stacks),
+            (Part.WAITS, request.waits), (Part.RAS, request.ras),
+        )  # fmt: skip
+        for part, is_asked in parts:
+            self.requests[part.name.lower()] += ranks * is_asked
+
     # -- the service's tasks -------------------------------------------------------------------
 
     def _evaluate(self) -> None:
         if self.service is not None:
             self.service.evaluate()
             self.oracle.check_now()
+            if self.failures:
+                raise AssertionError(f"a task failed: {self.failures}")
         self.kernel.after(EVALUATE, self._evaluate)
 
     def _publish(self, events: Sequence[FindingEvent], status_view: StatusView) -> None:
@@ -299,9 +340,12 @@ class World:
     def _acknowledge(self) -> None:
         if self.service is not None:
             self.service.streams.flush_acks()
-            for conn in self.conns:
-                conn.flush()
+            self._flush()
         self.kernel.after(_ACKNOWLEDGE, self._acknowledge)
+
+    def _flush(self) -> None:
+        for conn in self.conns:
+            conn.flush()
 
     def _keep_clocks(self) -> None:
         if self.service is not None:
@@ -322,4 +366,5 @@ class World:
             troubles=Counter(e.trouble.value for e in self._events if e.trouble is not None),
             findings=Counter(finding.kind.value for finding in self.oracle.findings.values()),
             published=self.published,
+            requests=self.requests,
         )

@@ -34,7 +34,7 @@ class QuestionKind(StrEnum):
     STACK = "stack"
     INSPECTION = "inspection"
     """What the rank is blocked in, by /proc."""
-    OPINION = "opinion"
+    OPINION = "second opinion"
     """What NCCL's RAS service counts. One answer: it speaks for all ranks."""
 
 

@@ -33,6 +33,8 @@ AT_ONCE: Final = {**dict.fromkeys(QuestionKind, 4), QuestionKind.OPINION: 2}
 """Questions of one kind about one job that are asked at the same time."""
 _MAX_WAITING: Final = 64
 """The same, with those that wait for their turn."""
+_LOGGED: Final = {QuestionKind.DUMP: logging.WARNING, QuestionKind.OPINION: logging.INFO}
+"""Of a question without an answer; others are asked again."""
 _Turn: TypeAlias = tuple[str, QuestionKind]
 
 log = logging.getLogger(__name__)
@@ -66,9 +68,9 @@ class Asker:
             turn = question.attempt.job, kind
             slots, tasks = self._turns.setdefault(turn, (asyncio.Semaphore(AT_ONCE[kind]), set()))
             if len(tasks) >= _MAX_WAITING:
-                why = f"{_MAX_WAITING} questions about the job wait already"
-                log.warning("%s: nothing is asked: %s", asking.subject, why)
-                asking.end(why)
+                asking.why = f"{_MAX_WAITING} questions about the job wait already"
+                log.warning("%s: nothing is asked: %s", asking.subject, asking.why)
+                asking.end()
                 continue
             task = asyncio.create_task(self._in_turn(slots, asking))
             tasks.add(task)
@@ -82,26 +84,24 @@ class Asker:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _done(self, turn: _Turn, asking: _Asking, task: asyncio.Task[None]) -> None:
-        asking.end("the service ends")  # a task that is cancelled before it begins
+        asking.end()  # also if the task was cancelled before it began
         _, tasks = self._turns[turn]
         tasks.discard(task)
         if not tasks:
             del self._turns[turn]
 
     async def _in_turn(self, slots: asyncio.Semaphore, asking: _Asking) -> None:
-        kind, why = asking.question.rule.kind, "no answer"
+        kind = asking.question.rule.kind
         try:
             async with slots:
                 asking.asked_at = self._now()
                 await self._respond(kind, asking)
         except FrdError as error:
-            why = str(error)
-            level = logging.WARNING if kind is QuestionKind.DUMP else logging.DEBUG
-            log.log(level, "%s: evidence is missing: %s", asking.subject, error)
+            asking.why = str(error)
+            level = _LOGGED.get(kind, logging.DEBUG)
+            log.log(level, "%s: no %s: %s", asking.subject, kind, error)
         except Exception:  # an alert must not depend on this
-            log.exception("%s: evidence is missing", asking.subject)
-        finally:
-            asking.end(why)
+            log.exception("%s: no %s", asking.subject, kind)
 
     async def _respond(self, kind: QuestionKind, asking: _Asking) -> None:
         match kind:
@@ -153,6 +153,7 @@ class Asker:
             async for pieces in answers:
                 for one in pieces:
                     if one.error:
+                        asking.why = f"rank {one.rank}: {one.error}"
                         asking.give(one.rank, unanswered=one.error, is_silent=True)
                     else:
                         yield one.rank, one.data
@@ -160,6 +161,7 @@ class Asker:
     async def _opinion(self, asking: _Asking) -> None:
         of = asking.question
         members, pids = [rank for rank, _ in of.members], dict(of.members)
+        asking.why = "no agent of ranks that use NCCL is connected"
         for rank in self._inquiries.one_by_agent(of.attempt, of.ranks, MAX_AGENTS):
             said = None
             try:
@@ -167,13 +169,17 @@ class Asker:
                     report = await asyncio.to_thread(decode_ras, data)
                     said = await asyncio.to_thread(opinion, report, members, pids)
             except ServiceUnavailable as error:
-                log.debug("%s: rank %d: %s", asking.subject, rank, error)
+                asking.why = f"rank {rank}: {error}"
             except WireError as error:
                 self._refuse(RAS_REPORT, asking, error)
                 return
-            if said is not None:
-                asking.give(-1, opinion=said, unanswered="" if said else "it shows nothing")
+            if said:
+                asking.give(-1, opinion=said)
                 return
+            if said is not None:
+                asking.why = "its answer shows nothing about these ranks"
+                break
+        raise ServiceUnavailable(f"NCCL RAS: {asking.why}")
 
     def _refuse(self, reason: str, asking: _Asking, error: WireError) -> None:
         self.refused[reason] += 1
@@ -189,6 +195,8 @@ class _Asking:
     ) -> None:
         self.question = question
         self.asked_at = now()
+        self.why = "no answer"
+        """Why ranks have not answered."""
         self._take = take
         self._now = now
         kind = question.rule.kind
@@ -211,7 +219,7 @@ class _Asking:
             about = of.number, of.attempt, of.occasion, of.finding, rank
             self._take(Answer(*about, self.asked_at, self._now(), **values))
 
-    def end(self, why: str) -> None:
+    def end(self) -> None:
         """No rank answers any more."""
         for rank in sorted(self._left):
-            self.give(rank, unanswered=why)
+            self.give(rank, unanswered=self.why)

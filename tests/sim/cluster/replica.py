@@ -32,7 +32,7 @@ from frd.service.findings.evaluator import TICK_S
 from frd.service.ingest.collector import ACK_EVERY_S, Ingest
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
-from tests.sim.cluster.loop import ReplicaLoop
+from tests.sim.loop import VirtualLoop
 from tests.sim.scenario import POLICY
 from tests.world.clocks import Host
 from tests.world.fake_cluster import (
@@ -78,7 +78,7 @@ class SimReplica:
     ) -> None:
         self.name = name
         self.address = f"{name}:9373"
-        self.loop = ReplicaLoop(  # type: ignore[abstract]  # it has what is used
+        self.loop = VirtualLoop(  # type: ignore[abstract]  # it has what is used
             world.kernel, lambda what: world.failed(f"{name}: {what}")
         )
         self.cell: Cell | None = None

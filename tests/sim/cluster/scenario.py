@@ -32,11 +32,11 @@ _WEIGHTS: Final = {
 }
 
 
-def draw_cluster(seed: int, world: int | None = None) -> Scenario:
-    """The world of a seed; `world` overrides the number of ranks."""
-    alone, dice = draw(seed, world), random.Random(f"{seed}/cluster")
+def draw_cluster(seed: int, world: int | None = None, *, asks: bool = False) -> Scenario:
+    """The world of a seed; `world` overrides the number of ranks, `asks` as in `Scenario`."""
+    alone, dice = draw(seed, world, asks=asks), random.Random(f"{seed}/cluster")
     plan = alone.plan
-    if world is None:
+    if world is None and not asks:
         plan = draw_plan(random.Random(f"{seed}/plan"), world=dice.choice(_WORLDS))
     events = [event for event in alone.events if event.trouble is None]
     kinds, weights = list(_WEIGHTS), list(_WEIGHTS.values())

@@ -75,7 +75,6 @@ class ClusterWorld(World):
         """Dead ones included: nothing of them may be collected, which would run their `finally`."""
         self.takes: Counter[int] = Counter()
         """How often replicas have begun to take over each cell."""
-        self.failures: list[str] = []
         self.oracle: ClusterOracle = ClusterOracle(self)
         self.troubles: ClusterTroubles = ClusterTroubles(self)
 

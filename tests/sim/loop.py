@@ -10,20 +10,27 @@ import asyncio
 import contextvars
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from tests.sim.kernel import Kernel
 from tests.world.clocks import S
 
 T = TypeVar("T")
+_LAST_TURNS: Final = 10
 
 
-class ReplicaLoop(asyncio.AbstractEventLoop):
-    """`failed` is called with each error that no task has handled."""
+class VirtualLoop(asyncio.AbstractEventLoop):
+    """`failed` is called with each error that no task has handled, `turned` after each turn."""
 
-    def __init__(self, kernel: Kernel, failed: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        failed: Callable[[str], None],
+        turned: Callable[[], None] = lambda: None,
+    ) -> None:
         self._kernel = kernel
         self._failed = failed
+        self._turned = turned
         self._ready: deque[asyncio.Handle] = deque()
         self._is_planned = False
         self.is_paused = False
@@ -41,13 +48,23 @@ class ReplicaLoop(asyncio.AbstractEventLoop):
     def kill(self) -> None:
         self.is_dead = True
 
+    def finish(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do `work`, which waits for nothing but tasks that end now, and then nothing more."""
+        task = self.create_task(work)
+        for _ in range(_LAST_TURNS):
+            self._turn()
+        if not task.done():
+            self._failed("what should end does not")
+        self.kill()
+
     def close(self) -> None:
         """At the end of the world: end all tasks, so that collecting them later does nothing."""
         self.is_dead = self.is_paused = False
         self._failed = lambda what: None
+        self._turned = lambda: None
         for task in asyncio.all_tasks(self):
             task.cancel()
-        for _ in range(10):
+        for _ in range(_LAST_TURNS):
             self._turn()
         self.is_dead = True
         self._ready.clear()
@@ -67,6 +84,7 @@ class ReplicaLoop(asyncio.AbstractEventLoop):
                     handle._run()
         finally:
             asyncio._set_running_loop(None)
+        self._turned()
 
     def _due(self, handle: asyncio.TimerHandle) -> None:
         if not (handle.cancelled() or self.is_dead):
