@@ -82,7 +82,10 @@ RULES: Final = {
 MAX_RANKS: Final = 64
 """Ranks that one question asks."""
 ROUND_S: Final = 60.0
+"""Between two rounds of stacks: a finding may say for so long that a rank waits which no longer
+does. With half of it, ranks are stopped twice as often to be looked at."""
 LEAST_OFTEN_S: Final = 960.0
+"""The longest time between two rounds in which no rank waits: four doublings."""
 INSPECT_S: Final = 0.9
 """Less than the second that passes: evaluations are a quarter of a second apart."""
 MUTE_S: Final = 10.0

@@ -1,5 +1,4 @@
-"""What the service does with findings: evaluate, store, notify, collect evidence, close by hand.
+"""What the service does with findings: evaluate, store, notify, close by hand.
 
-Entry points: `evaluator.Evaluator` (the loop), `responder` and `dumper` (ask agents for evidence),
-`notifier` (webhooks).
+Entry points: `evaluator.Evaluator` (the loop), `notifier` (webhooks).
 """

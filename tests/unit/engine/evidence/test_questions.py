@@ -119,12 +119,13 @@ def test_ranks_that_have_ended_are_not_asked() -> None:
 
 def test_while_a_finding_is_open_only_ranks_that_wait_are_asked() -> None:
     """All ranks of the finding were asked when it opened. Rank 3 is in recv, so it is asked once
-    more soon, and then every minute; the others are not. Where no rank is in a call, none is asked."""
+    more soon, and then every minute. Where no rank is in a call, none is asked."""
     asked = hanging(2, 3)
     asked.texts = {3: stack_text()}
     asked.job.questions.clear()
     opened = next(one for one in asked.questions if one.occasion is Occasion.OPENED)
-    asked.job.engine.answer(answer_to(opened, 3, asked.job.now, stack=asked.stack(3)), asked.job.now)
+    answer = answer_to(opened, 3, asked.job.now, stack=asked.stack(3))
+    asked.job.engine.answer(answer, asked.job.now)
     asked.clear()
     asked.run(200)
     stacks = (Occasion.SIGHTED, Occasion.WAITING, Occasion.STILL, Occasion.OPENED, Occasion.NAMED)

@@ -66,7 +66,7 @@ class Agents:
         self.gone: set[int] = set()
         """Ranks without an agent."""
         self.ends_early: set[int] = set()
-        """Ranks of which nothing comes."""
+        """Ranks that send nothing."""
         self.fault: Exception | None = None
         self.reports: dict[int, bytes] = dict.fromkeys(RANKS, encode_report(LOCK))
         self.ras = ras()
@@ -257,7 +257,7 @@ def a_fault(world: World) -> None:
 async def test_what_does_not_come(
     kind: QuestionKind, prevents: Callable[[World], None], tmp_path: Path
 ) -> None:
-    """No agent is connected, nothing comes of some or of all ranks, the service has a defect: each
+    """No agent is connected, some or all ranks send nothing, the service has a defect: each
     rank has an answer which says that it has none, and the next question is asked as usual."""
     world = World(tmp_path)
     prevents(world)

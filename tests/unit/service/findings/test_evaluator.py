@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from frd.engine.evidence.answers import Answer, Stack
 from frd.engine.evidence.questions import Occasion, Question
 from frd.model import AttemptKey, FindingState, WaitSource

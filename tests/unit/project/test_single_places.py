@@ -1,0 +1,83 @@
+"""What only one place of the program does, so that nothing else has to be looked through for it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def name_of(node: ast.expr) -> str:
+    """The last part of a name or an attribute, without underscores before it."""
+    match node:
+        case ast.Name(name) | ast.Attribute(attr=name):
+            return name.lstrip("_")
+        case _:
+            return ""
+
+
+def asks_agents(node: ast.AST) -> bool:
+    """``self._inquiries.ask(...)``, and a reference to it."""
+    return isinstance(node, ast.Attribute) and (
+        (node.attr, name_of(node.value)) == ("ask", "inquiries")
+    )
+
+
+def makes_request(node: ast.AST) -> bool:
+    """The messages to agents; requests of HTTP are of other modules."""
+    return isinstance(node, ast.ImportFrom) and (
+        node.module == "frd.wire.messages" and "Request" in {one.name for one in node.names}
+    )
+
+
+def reads_tables(node: ast.AST) -> bool:
+    """``attempt.tables``: what is known of ranks and groups, which changes with each message."""
+    return isinstance(node, ast.Attribute) and node.attr == "tables"
+
+
+def where(holds: Callable[[ast.AST], bool], source: str) -> list[int]:
+    return [getattr(node, "lineno", 0) for node in ast.walk(ast.parse(source)) if holds(node)]
+
+
+def modules_where(holds: Callable[[ast.AST], bool], folder: str) -> set[str]:
+    paths = (ROOT / folder).rglob("*.py")
+    found = (path for path in paths if where(holds, path.read_text("utf-8")))
+    return {str(path.relative_to(ROOT)) for path in found}
+
+
+def folders(modules: Iterable[str]) -> set[str]:
+    return {str(Path(module).parent) for module in modules}
+
+
+def test_one_place_asks_agents() -> None:
+    """A rank is asked on one of the engine's occasions, or because a person wants a dump: who adds
+    another way adds an occasion."""
+    assert folders(modules_where(asks_agents, "frd")) == {"frd/service/evidence"}
+    assert modules_where(makes_request, "frd/service") == {"frd/service/requests/inquiries.py"}
+
+
+def test_the_tables_of_an_attempt_are_the_engines() -> None:
+    """Sessions fill them. The rest of the service reads views, which do not change."""
+    assert folders(modules_where(reads_tables, "frd/service")) <= {"frd/service/ingest"}
+    assert "frd/engine/evaluation.py" in modules_where(reads_tables, "frd/engine")
+
+
+@pytest.mark.parametrize(
+    ("holds", "source", "lines"),
+    [
+        (asks_agents, "x = 1\nself._inquiries.ask(key, [1])", [2]),
+        (asks_agents, "each = inquiries.ask", [1]),
+        (asks_agents, "self._asker.ask(questions)\ninquiries.ended(1)", []),
+        (makes_request, "from frd.wire.messages import Part, Request", [1]),
+        (makes_request, "from starlette.requests import Request", []),
+        (reads_tables, "a = 1\nattempt.tables.ranks", [2]),
+        (reads_tables, "tables = 3", []),
+    ],
+)
+def test_what_counts(holds: Callable[[ast.AST], bool], source: str, lines: list[int]) -> None:
+    """Names as they are used in the service."""
+    assert where(holds, source) == lines
