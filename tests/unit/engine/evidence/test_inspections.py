@@ -108,9 +108,11 @@ def test_of_healthy_ranks_nothing_is_asked() -> None:
     assert world.asked == []
 
 
-def test_a_finding_that_opens_is_asked_about_immediately() -> None:
+@pytest.mark.parametrize("after_s", [0.0, 0.5])
+def test_a_finding_that_opens_is_asked_about_immediately(after_s: float) -> None:
     """The first inspection does not wait for the second that passes between two of them."""
     world = World()
+    world.job.run(after_s)
     world.job.join("dp", [0, 1, 3], 1)
     events: list[FindingEvent] = []
     while not events:

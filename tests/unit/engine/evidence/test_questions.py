@@ -23,7 +23,19 @@ from frd.engine.evidence.questions import (
 from frd.engine.findings.builder import finding_of
 from frd.engine.findings.claim import Claim
 from frd.engine.policy import Policy
-from frd.model import Change, FindingEvent, FindingState, Kind, RankState, Reason
+from frd.model import (
+    AlignedNs,
+    Certainty,
+    Change,
+    FindingEvent,
+    FindingState,
+    Kind,
+    RankState,
+    Reason,
+    WaitKind,
+    WaitsFor,
+)
+from frd.wire.waits import WaitReport
 from tests.world.asked import Asked, answer_to, stack_text
 from tests.world.job import Job, changes
 
@@ -170,17 +182,34 @@ def test_a_finding_about_calls_that_is_restored() -> None:
     assert ranks_of(asked, Occasion.WAITING)[0] == ALL
 
 
-@pytest.mark.parametrize("answers", [True, False])
-def test_one_round_at_a_time(*, answers: bool) -> None:
-    """A round that no agent answers ends with its time; the next one comes as if it had."""
+def test_a_rank_that_is_in_another_call_each_time() -> None:
+    """It does not wait. It was asked a second time, and is not asked a third time before the next
+    round."""
     asked = running()
-    asked.run(6)
-    if not answers:
-        asked.job.questions.clear()
-    asked.run(1)
-    assert len(asked.of(Occasion.STILL)) == 1
+    lines = count(1)
+    asked.run(60, lambda: asked.texts.update({1: stack_text(line=next(lines))}))
+    assert ranks_of(asked, Occasion.STILL, Occasion.SIGHTED) == [ALL, [1]]
+
+
+def test_one_round_at_a_time() -> None:
+    """A rank that may wait was asked once more when the next round is due, and has not answered:
+    the round waits until there is no time left for that answer."""
+    asked = running(policy=Policy(stall_after_s=57.0))
+    asked.texts = {1: stack_text()}
     asked.run(60)
-    assert len(asked.of(Occasion.STILL)) == 2
+    asked.job.run(80)
+    (first, _), (second, _) = asked.of(Occasion.STILL)
+    ((again, _),) = asked.of(Occasion.SIGHTED)
+    assert first + 50 < again < first + ROUND_S
+    assert second == again + 10
+
+
+def test_a_round_that_is_not_answered() -> None:
+    """It ends with its time; the next one comes as if it had been."""
+    asked = running()
+    asked.job.run(70)
+    first, second = (at for at, _ in asked.of(Occasion.STILL))
+    assert second - first == ROUND_S
 
 
 # -- about findings ----------------------------------------------------------------------------
@@ -277,12 +306,23 @@ def test_numbers_are_those_of_the_attempt() -> None:
 # -- inspections -------------------------------------------------------------------------------
 
 
-def test_an_inspection_that_is_not_answered() -> None:
-    """The next one waits for the time of the first to pass."""
-    asked = hanging(2, seconds=0)
-    asked.job.run(20)
+@pytest.mark.parametrize(("answers", "pause_s"), [(True, 0.9), (False, 1.8)])
+def test_an_inspection_that_is_not_answered(*, answers: bool, pause_s: float) -> None:
+    """Evaluations are 0.3 s apart. As long as there is time left to answer the last one, none is
+    asked, so that it is left out once."""
+    asked = hanging(2)
+    asked.clear()
+    for _ in range(40):
+        asked.job.now = AlignedNs(asked.job.now + 300_000_000)
+        asked.job.report()
+        asked.job.advance()
+        if answers:
+            asked.reports[2] = WaitReport(WaitsFor(WaitKind.ON_CPU, Certainty.SEEN))
+            asked.answer_all()
     times = [at for at, _ in asked.of(Occasion.SUSPECTED)]
-    assert min(after - before for before, after in pairwise(times)) >= 1.0
+    pauses = [after - before for before, after in pairwise(times[1:])]
+    assert pauses == [pytest.approx(pause_s)] * len(pauses)
+    assert len(pauses) >= 3
 
 
 def test_a_rank_that_does_not_answer_is_left_alone() -> None:
@@ -445,10 +485,11 @@ def test_of_a_restored_finding_no_stacks_are_asked_again() -> None:
     asked.job.restart_service()
     asked.job.reconnect(range(4))
     asked.clear()
-    asked.run(30)
+    events = asked.run(70)
+    assert changes(events) == [Change.UPDATED]  # it is critical now
     assert asked.job.only().state is FindingState.OPEN
     assert {one.occasion for one in asked.questions} == {Occasion.SUSPECTED}
-    assert len(asked.questions) >= 25
+    assert len(asked.questions) >= 60
     assert set(map(tuple, ranks_of(asked, Occasion.SUSPECTED))) == {(2,)}
 
 
