@@ -266,8 +266,10 @@ class Engine:
             evaluation.looked_at, job = now, evaluation.tracker.key.job
             of: list[FindingEvent] = []
             try:
-                of.extend(evaluation.look(now, room=room[job]))
-                questions += evaluation.ask(now, of)
+                try:
+                    of.extend(evaluation.look(now, room=room[job]))
+                finally:  # also of what was found before a detector failed
+                    questions += evaluation.ask(now, of)
             except Exception as error:
                 self.faults.append(error)
             events += of

@@ -228,6 +228,15 @@ def test_a_finding_that_opens() -> None:
     assert opened.until - opened.asked_at == 10e9
 
 
+def test_a_finding_that_opens_before_another_detector_fails() -> None:
+    """The memory of the job cannot be judged: the ranks of its hang are asked all the same."""
+    asked = hanging(2, seconds=4)
+    asked.job.attempt.memory = None  # type: ignore[assignment]
+    asked.job.run(3)
+    assert asked.job.engine.faults
+    assert ranks_of(asked, Occasion.OPENED) == [[2, 0, 1, 3]]
+
+
 def test_a_suspect_that_is_named_later() -> None:
     """No rank is the cause at first. Then all but rank 0 complete the op, which is alone in it: its
     stack is asked for, once."""
