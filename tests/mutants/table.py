@@ -89,6 +89,11 @@ MUTANTS: Final = (
     Mutant("frd.engine.findings", "_is_ripe", Swap("min", "max"),
            "unit/engine/findings unit/engine/attempt_lives",
            "a verdict that grows is never confirmed"),
+    # -- evidence ------------------------------------------------------------------------------
+    Mutant("frd.engine.evidence", "Answers.of_stack", Swap("max", "min"), "unit/engine/evidence",
+           "a late answer says that a wait ended before it began"),
+    Mutant("frd.engine.evidence", "Answers.is_of_present_process", Swap(ast.GtE, ast.Lt),
+           "unit/engine/evidence", "only what the last process of a rank answered counts"),
     # -- stragglers ----------------------------------------------------------------------------
     Mutant(_STRAGGLERS, "_late", Swap("all", "any"), _LATE,
            "a node is compared with the easiest of its rivals only"),
