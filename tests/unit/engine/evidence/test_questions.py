@@ -229,7 +229,7 @@ def test_a_finding_that_opens() -> None:
 
 
 def test_a_finding_that_opens_before_another_detector_fails() -> None:
-    """The memory of the job cannot be judged: the ranks of its hang are asked all the same."""
+    """The memory of the job cannot be judged: the ranks of its hang are asked nevertheless."""
     asked = hanging(2, seconds=4)
     asked.job.attempt.memory = None  # type: ignore[assignment]
     asked.job.run(3)
