@@ -290,8 +290,9 @@ class SimAgent:
     def say(self, part: ResponsePart) -> None:
         """Send a part of an answer; its index is the agent's own number of the rank."""
         if self.conn is not None and self._welcome:
+            of = f"answer/{self.session}/{part.rank_index}/{part.part}"
             for event in self.dispatch.translate(part):
-                self.conn.up.send(self._encoded(event))
+                self.conn.up.send(self._encoded(event), of)
 
     def settle(self) -> None:
         """The jobs have done all that they do until now."""

@@ -1,7 +1,7 @@
 """Answers of a simulated agent to the service's requests: dumps, stacks, waits, and RAS.
 
 An answer describes the rank when it is read, and goes out some time later. Agents differ: one
-answers quickly, another late or seldom, another refuses. All of that has its own dice.
+answers quickly, another late or seldom, another refuses. All of that has dice of its own.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ _OLDEST: Final = 0.5
 class Answers:
     def __init__(self, agent: SimAgent) -> None:
         self._agent = agent
-        self._dice = random.Random(f"answers/{agent.session}")
-        self.mood = self._dice.choices(list(MOODS), _WEIGHTS)[0]
-        self._knows_waits = agent.protocol > 1 or self._dice.random() >= _OLDEST
+        dice = random.Random(f"answers/{agent.session}")
+        self.mood = dice.choices(list(MOODS), _WEIGHTS)[0]
+        self._knows_waits = agent.protocol > 1 or dice.random() >= _OLDEST
         self._inspection = Inspection(agent, self._holder)
 
     def receive(self, request: Request) -> None:
@@ -85,9 +85,14 @@ class Answers:
 
     # -- when, and whether ---------------------------------------------------------------------
 
+    def _dice(self, one: _One, part: Part) -> random.Random:
+        """Of one answer: another question less or more changes none of the others."""
+        agent = self._agent
+        return random.Random(f"{agent.session}/{one.number}/{part}/{agent.kernel.now // S}")
+
     def _delay(self, one: _One, part: Part) -> int | None:
         """How long the answer takes; None: it never comes, or an error did."""
-        mood, dice = MOODS[self.mood], self._dice
+        mood, dice = MOODS[self.mood], self._dice(one, part)
         fate, delay = dice.random(), round(dice.uniform(*mood.takes_s) * S)
         if fate < mood.never:
             return None
@@ -126,7 +131,7 @@ class Answers:
     def _answer_stack(self, one: _One, process: Process) -> None:
         if (delay := self._delay(one, Part.STACK)) is None:
             return
-        agent, dice, rank = self._agent, self._dice, process.rank
+        agent, dice, rank = self._agent, self._dice(one, Part.STACK), process.rank
         if dice.random() < _METERED:
             delay += S
         look_after = round(delay * dice.random())
@@ -195,7 +200,7 @@ class Answers:
     # -- other ranks ---------------------------------------------------------------------------
 
     def _holder(self, process: Process, rank: SimRank) -> Holder | None:
-        """The agent sees processes of its node only."""
+        """The agent sees processes of its own node only."""
         for other in self._agent.around.processes(process.key):
             if other.rank is rank and rank.node == process.rank.node:
                 return Holder(other.info.pid, rank.rank, "python")

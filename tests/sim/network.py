@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from frd.model import AttemptKey
 from frd.wire.encode import encode_service
 from frd.wire.messages import Request
+from frd.wire.messages import Request
 from tests.sim.kernel import Kernel
 from tests.sim.service import ClockStream, Service
 from tests.world.clocks import MS, Path, S
@@ -45,8 +46,8 @@ class Link:
     def is_cut(self, at: int) -> bool:
         return at < self.cut_until
 
-    def delay(self, path: Path) -> int:
-        return min(path.delay(self.dice), _RESENT)
+    def delay(self, path: Path, dice: random.Random | None = None) -> int:
+        return min(path.delay(dice or self.dice), _RESENT)
 
 
 def draw_link(dice: random.Random) -> Link:
@@ -81,8 +82,10 @@ class Pipe:
         self.bytes = 0
         """On their way."""
 
-    def send(self, data: bytes) -> None:
-        due = max(self._kernel.now, self._link.cut_until) + self._link.delay(self._path)
+    def send(self, data: bytes, of: str = "") -> None:
+        """`of`: what has dice of its own, so that it changes nothing of other messages."""
+        dice = random.Random(f"{of}/{self._kernel.now // S}") if of else None
+        due = max(self._kernel.now, self._link.cut_until) + self._link.delay(self._path, dice)
         self.last = max(due, self.last + 1)
         self._queue.append((self.last, data))
         self.bytes += len(data)
@@ -168,7 +171,8 @@ class Conn:
         if self.is_open and self.stream.wake.is_set():
             self.stream.wake.clear()
             for event in self.stream.take_outgoing():
-                self._down.send(encode_service(event))
+                of = f"request/{self.agent.session}" if isinstance(event, Request) else ""
+                self._down.send(encode_service(event), of)
 
     def end_at_service(self) -> None:
         """The service notices that the stream is over."""
