@@ -39,15 +39,13 @@ class QuestionKind(StrEnum):
 
 
 class Occasion(StrEnum):
-    """Why ranks are asked; the most urgent first, those about a finding before all others."""
+    """Why ranks are asked; the most urgent first: once about a finding, then what may prove a wait,
+    then what is repeated every second."""
 
     OPENED = "opened"
     """A finding opened: the ranks involved, once."""
     NAMED = "named"
     """A suspect was named later: its stack, once."""
-    SUSPECTED = "suspected"
-    """Live suspects that are in no op, every second: an agent reads much of a process that it
-    inspects, so that no other rank is asked."""
     UNDECIDED = "undecided"
     """No rank is the cause of a hang, or one is alone in an op: RAS, once for either reason."""
     SIGHTED = "sighted"
@@ -59,6 +57,9 @@ class Occasion(StrEnum):
     """Nothing explains why no watermark has risen for the stall threshold: living ranks, every
     minute. Where no rank waits, the next time is twice as late: a job may compute for long, and
     sends and receives of Gloo move no watermark."""
+    SUSPECTED = "suspected"
+    """Live suspects that are in no op, every second: an agent reads much of a process that it
+    inspects, so that no other rank is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +72,13 @@ class Rule:
 RULES: Final = {
     Occasion.OPENED: Rule(QuestionKind.DUMP, 10.0),
     Occasion.NAMED: Rule(QuestionKind.STACK, 10.0),
-    Occasion.SUSPECTED: Rule(QuestionKind.INSPECTION, 1.0),
     # An agent uses up to 12 s of it: 6 s for the question, because RAS itself waits for processes
     # that do not respond, and 6 s before it for the question about another finding.
     Occasion.UNDECIDED: Rule(QuestionKind.OPINION, 15.0),
     Occasion.SIGHTED: Rule(QuestionKind.STACK, 10.0),
     Occasion.WAITING: Rule(QuestionKind.STACK, 10.0),
     Occasion.STILL: Rule(QuestionKind.STACK, 10.0),
+    Occasion.SUSPECTED: Rule(QuestionKind.INSPECTION, 1.0),
 }
 MAX_RANKS: Final = 64
 """Ranks that one question asks."""
@@ -88,6 +89,8 @@ LEAST_OFTEN_S: Final = 960.0
 """The longest time between two rounds in which no rank waits: four doublings."""
 INSPECT_S: Final = 0.9
 """Less than the second that passes: evaluations are a quarter of a second apart."""
+_TRAVEL_S: Final = 0.9
+"""The service waits for a second longer than agents may take."""
 MUTE_S: Final = 10.0
 """How long a rank is not inspected again that has not answered: agents before 0.2 never do."""
 _LEAST_REST_S: Final = 1.0
@@ -124,7 +127,8 @@ class Question:
 
     @property
     def until(self) -> AlignedNs:
-        return AlignedNs(self.asked_at + round(self.rule.within_s * 1e9))
+        """By then the service has given an answer for each rank, or has lost the question."""
+        return AlignedNs(self.asked_at + round((self.rule.within_s + _TRAVEL_S) * 1e9))
 
 
 @dataclass(slots=True)
@@ -165,8 +169,13 @@ class Questions:
         left.discard(answer.rank)
         if question is not None and (answer.rank < 0 or not left):
             del self._open[answer.question]
-        if answer.is_silent and answer.occasion == Occasion.SUSPECTED:
-            self._muted[answer.rank] = AlignedNs(answer.asked_at + round(MUTE_S * 1e9))
+        if answer.is_silent:
+            self._leave_alone(answer.occasion, {answer.rank}, answer.asked_at)
+
+    def _leave_alone(self, occasion: str, ranks: Collection[int], asked_at: AlignedNs) -> None:
+        """They have not answered in time, or with an error."""
+        if occasion == Occasion.SUSPECTED:
+            self._muted |= dict.fromkeys(ranks, AlignedNs(asked_at + round(MUTE_S * 1e9)))
 
     def due(
         self,
@@ -180,7 +189,9 @@ class Questions:
     ) -> list[Question]:
         """What is to be asked now. `findings` are those that are open for users, by id, `events`
         what has just changed of them."""
-        self._open = {n: one for n, one in self._open.items() if now < one[0].until}
+        for question, left in [one for one in self._open.values() if now >= one[0].until]:
+            self._leave_alone(question.occasion, left, question.asked_at)
+            del self._open[question.number]
         asked = [*self._about_findings(now, attempt, events)]
         opened = any(event.change is Change.OPENED for event in events)
         if opened or now - self._inspected_at >= INSPECT_S * 1e9:
@@ -261,13 +272,13 @@ class Questions:
     def _inspections(
         self, now: AlignedNs, known: Answers, findings: Iterable[Finding]
     ) -> Iterator[Question]:
-        self._inspected_at = now
         wanted = {f.id: _to_inspect(f, known.blocked) for f in findings if _is_inspected(f)}
         known.keep(wanted)
         self._muted = {rank: at for rank, at in self._muted.items() if now < at}
         for finding_id, ranks in wanted.items():
             ready = [rank for rank in ranks if rank not in self._muted]
             if ready and not self._is_asking(QuestionKind.INSPECTION, finding_id):
+                self._inspected_at = now
                 yield self._ask(now, Occasion.SUSPECTED, ready, finding_id)
 
     # -- while nothing moves -------------------------------------------------------------------
