@@ -293,9 +293,9 @@ class Engine:
             evidence, is_news = evaluation.answer(answer, now)
         elif answer.rank < 0:
             evidence = evidence_of(answer)
-        events = self.attach(answer.finding, evidence) if evidence is not None else []
-        self._attached += events
-        return is_news or bool(events)
+        if evidence is not None:
+            self._attached += self.attach(answer.finding, evidence)
+        return is_news or evidence is not None
 
     def _learn(self, now: AlignedNs) -> None:
         for key, evaluation in self._evaluations.items():

@@ -43,7 +43,8 @@ _WAKES_NS: Final = 1_000_000
 """Processor time that a wait for the store may use between two stacks: it wakes every ten seconds
 to look at its time-out, which takes a few hundred microseconds. A wait for a peer uses none."""
 _REWORD_S: Final = 10.0
-"""How often a finding is updated if a rank waits for the same kind of thing in other words."""
+"""How often a finding is updated if a rank waits for the same kind of thing, in other words or for
+longer. The journal holds what changes a finding: with a tenth of it, ten times as much."""
 _HELD: Final = frozenset({WaitKind.LOCK_FILE, WaitKind.LOCK_SHARED, WaitKind.PIPE_WORKER})
 """Kinds of wait that one process ends, the holder."""
 
@@ -113,6 +114,8 @@ class _Shown:
 
     waits_for: WaitsFor
     since: AlignedNs
+    given_at: AlignedNs
+    """When the finding was last given them."""
 
     def gives_way_to(self, other: WaitsFor, now: AlignedNs) -> bool:
         one = self.waits_for
@@ -242,15 +245,16 @@ class Answers:
         if known is None and finding is not None:
             suspects = (s for s in finding.suspects if s.rank == answer.rank)
             earlier = next((s.waits_for for s in suspects), None)
-            known = _Shown(earlier, now) if earlier is not None else None
+            known = _Shown(earlier, _NEVER, _NEVER) if earlier is not None else None
         if known is None and not words.says:
             return None
         if known is None or known.gives_way_to(words, now):
-            known = _Shown(words, now)
+            known = _Shown(words, now, now)
         elif replace(words, rest="") != replace(known.waits_for, rest=""):
-            self._shown[key] = known
             return None  # what is shown was last seen before this
-        self._shown[key] = known
+        elif now - known.given_at < _REWORD_S * 1e9:
+            return None
+        self._shown[key] = known = replace(known, given_at=now)
         since, seen = (to_aligned(answer.rank, at) for at in (report.since_ns, report.as_of_ns))
         timed = replace(known.waits_for, since_at=since, seen_at=seen)
         return Evidence(answer.rank, waits_for=timed)

@@ -91,7 +91,7 @@ INSPECT_S: Final = 0.9
 """Less than the second that passes: evaluations are a quarter of a second apart."""
 _TRAVEL_S: Final = 0.9
 """The service waits for a second longer than agents may take."""
-MUTE_S: Final = 10.0
+MUTE_S: Final = 9.9
 """How long a rank is not inspected again that has not answered: agents before 0.2 never do."""
 _LEAST_REST_S: Final = 1.0
 """A stack that is asked for so soon after another one proves no wait."""
