@@ -291,7 +291,7 @@ class Engine:
         evaluation, evidence, is_news = self._evaluations.get(answer.attempt), None, False
         if evaluation is not None:
             evidence, is_news = evaluation.answer(answer, now)
-        elif answer.rank < 0:
+        elif answer.dump or answer.opinion:
             evidence = evidence_of(answer)
         if evidence is not None:
             self._attached += self.attach(answer.finding, evidence)

@@ -197,7 +197,7 @@ class Evaluation:
         """What its finding says because of an answer, and whether a wait was observed."""
         self._questions.answered(answer)
         attempt, wait = self.attempt, None
-        if answer.rank < 0:  # of the finding, whatever run has the attempt
+        if answer.dump or answer.opinion:  # of the finding, whatever run has the attempt
             return evidence_of(answer), False
         if attempt is None or answer.rank not in attempt.tables.ranks.infos:
             return None, False
