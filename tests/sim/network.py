@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 from frd.model import AttemptKey
 from frd.wire.encode import encode_service
 from frd.wire.messages import Request
-from frd.wire.messages import Request
 from tests.sim.kernel import Kernel
 from tests.sim.service import ClockStream, Service
 from tests.world.clocks import MS, Path, S
