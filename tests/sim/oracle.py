@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from frd.engine.state.snapshot import AT_REST
 from frd.engine.views import StatusView
 from frd.model import (
     AttemptKey,
@@ -25,15 +26,18 @@ from frd.model import (
     FindingState,
     Kind,
     Reason,
+    Suspect,
 )
 from frd.service.ingest.streams import Stream
 from frd.service.journal.replay import replay
 from frd.store.journal import read
-from frd.wire.messages import AgentEvent
+from frd.wire.messages import AgentEvent, ResponsePart
 from tests.sim.ends import ASKED, EndKind
 from tests.sim.evidence import Evidence, collectives_waited_in
 from tests.sim.faults import UNRECORDED, FaultKind, Injected
-from tests.sim.places import WAITS, place_of
+from tests.sim.places import WAITS, Sys, place_of
+from tests.sim.proofs import Proofs
+from tests.world.clocks import S
 
 if TYPE_CHECKING:
     from tests.sim.agent import SimAgent
@@ -48,6 +52,8 @@ _EXPECTED: Final[dict[FaultKind, tuple[Reason, set[Kind]]]] = {
     FaultKind.P2P_STUCK: (Reason.CPU_STUCK, {Kind.STALL}),
     FaultKind.POLL: (Reason.CPU_STUCK, {Kind.STALL}),
     FaultKind.LOCK: (Reason.CPU_STUCK, {Kind.STALL}),
+    FaultKind.CALL: (Reason.CPU_STUCK, {Kind.STALL}),
+    FaultKind.RECV_CIRCLE: (Reason.ORDER, {Kind.STALL, Kind.ORDER}),
     FaultKind.STOPPED: (Reason.UNREACHABLE, {Kind.STALL}),
     FaultKind.CRASH: (Reason.EXITED, {Kind.STALL, Kind.RANK_LOST}),
     FaultKind.CRASH_RECORDED: (Reason.EXITED, {Kind.STALL, Kind.RANK_LOST}),
@@ -65,6 +71,9 @@ _EXPECTED: Final[dict[FaultKind, tuple[Reason, set[Kind]]]] = {
 A finding keeps its kind: it may open as a stall, before enough is known, and get a reason later."""
 _OF_INCIDENTS: Final = frozenset({Kind.STALL, Kind.MISMATCH, Kind.ORDER, Kind.RANK_LOST})
 """Kinds whose cause stays, once it is certain."""
+_CONFIRMED: Final = 2 * S
+"""From the answer that proves a wait until its rank is named no more: a second and a half, and two
+evaluations."""
 _OFTEN: Final = 4
 """More findings of one kind about the same ranks are a flapping finding."""
 _REPLAYED: Final = 2
@@ -106,6 +115,9 @@ class Oracle:
         self._opened: Counter[tuple[object, ...]] = Counter()
         """By attempt, kind and what it is about."""
         self._evidence = Evidence(world)
+        self.proofs = Proofs(world.kernel)
+        self._opened_at: dict[str, int] = {}
+        """True times at which findings opened, by id."""
         self.began: dict[str, int] = {}
         """Aligned times at which findings opened, by id, of this process of the service."""
         self._utc_ahead_ns = 0
@@ -125,17 +137,23 @@ class Oracle:
             rows = self._rows[stream.session.key[1], rank.info.pid]
             last = event.first_revision + len(event) - 1
             self.rows += rows.take(event.first_revision, last)
+        elif isinstance(event, ResponsePart):
+            self.proofs.answered(stream.session.ranks[event.rank_index].info.pid, event)
 
     def published(self, events: Sequence[FindingEvent], status_view: StatusView) -> None:
         self._utc_ahead_ns = status_view.utc_ahead_ns
+        last = {event.finding.id: event for event in events}
         for event in events:
             self._world.digest.update(repr(event).encode())
             self._follow(event)
             self._check_blame(event.finding)
+            if event is last[event.finding.id]:  # evidence is attached before ranks are judged
+                self._check_waits(event.finding)
 
     def restarted(self, service: Service) -> None:
         """Published findings are still known, except those that a full disk did not store."""
         self._evidence.restarted()
+        self.proofs.restarted()
         self.began = {}
         stored = {finding.id for finding in service.findings.open_findings()}
         opened = {f.id for f in self.findings.values() if f.state is FindingState.OPEN}
@@ -152,12 +170,14 @@ class Oracle:
         if event.change is Change.OPENED:
             if known is not None and not self._world.disk_was_full:
                 raise Violation("opened twice", finding.summary)
+            self._opened_at[finding.id] = self._world.kernel.now
             about = finding.attempt, finding.kind, _about(finding)
             self._opened[about] += 1
             if self._opened[about] > _OFTEN:
                 raise Violation("flaps", finding.summary)
-        elif event.change is Change.UPDATED and _is_late_evidence(known, finding):
-            pass
+        elif event.change is Change.UPDATED and known and _is_late_evidence(known, finding):
+            # By then the offset to UTC may be another.
+            finding = replace(finding, opened_at=known.opened_at, closed_at=known.closed_at)
         elif known is None or known.state is FindingState.CLOSED:
             if not self._world.disk_was_full:
                 raise Violation("was not open", f"{event.change.name}: {finding.summary}")
@@ -186,6 +206,42 @@ class Oracle:
                     f"innocent, {suspect.reason}",
                     f"rank {suspect.rank}: {suspect.evidence}: {finding.summary}",
                 )
+
+    def _check_waits(self, finding: Finding) -> None:
+        """Who provably waits is no suspect with high confidence, if a cause is missing as well in
+        the collective of the finding."""
+        run = self._run_of(finding)
+        for suspect in finding.suspects if run is not None else ():
+            assert run is not None
+            if suspect.confidence is Confidence.HIGH and self._is_proven(suspect, finding, run):
+                raise Violation(
+                    f"waits, {suspect.reason}",
+                    f"rank {suspect.rank}: {suspect.evidence}: {finding.summary}",
+                )
+
+    def _is_proven(self, suspect: Suspect, finding: Finding, run: Run) -> bool:
+        """Stacks that the service got prove that the rank waits, and others may be the cause."""
+        service, rank = self._world.service, run.job.ranks[suspect.rank]
+        still = [one for one in run.job.injected if one.began and one.healed is None]
+        culprits = {number for one in still for number in one.culprits}
+        is_asked = self._world.scenario.asks and suspect.reason is Reason.CPU_STUCK
+        missing = finding.collective.missing_ranks if finding.collective is not None else ()
+        if service is None or not is_asked or rank.rank in culprits:
+            return False
+        causes = [run.job.ranks[number] for number in culprits.intersection(missing)]
+        if not any(place_of(one).sys not in WAITS for one in causes if one.alive):
+            return False
+        if finding.state is FindingState.CLOSED or place_of(rank).sys is not Sys.PEER:
+            return False
+        pid = run.processes[rank.rank].info.pid
+        seen, attempt = self.proofs.of(pid), service.engine.known(run.key)
+        if seen is None or attempt is None:
+            return False
+        groups = attempt.tables.groups
+        rest_ns = max(int(groups.threshold_ns[: groups.count].max() * AT_REST), S)
+        is_due = self._world.kernel.now >= seen.at + _CONFIRMED
+        opened_at = self._opened_at.get(finding.id, self._world.kernel.now)
+        return is_due and seen.asked_at > opened_at and self.proofs.lasted_ns(pid) >= rest_ns
 
     def _run_of(self, finding: Finding) -> Run | None:
         key = AttemptKey(finding.job, finding.attempt)
@@ -288,6 +344,8 @@ class Oracle:
         hidden = may_name if is_hidden else frozenset()
         named = {(rank, reason) for rank in injected.culprits | hidden}
         named |= {(rank, Reason.CPU_STUCK) for rank in hidden}
+        if injected.fault.kind is FaultKind.RECV_CIRCLE:  # its waits are proven later, or never
+            named |= {(rank, Reason.CPU_STUCK) for rank in injected.culprits}
         if plan.hooks and plan.pipeline > 1 and injected.fault.kind is FaultKind.GIL_HELD:
             # Its ring needs the GIL, and its counters do not distinguish sends from collectives.
             named |= {(rank, Reason.UNREACHABLE) for rank in injected.culprits}
@@ -358,16 +416,17 @@ class Oracle:
         replayed = replay(read(folder / "journal", problems.append), problems.append)
         if problems:
             raise Violation("journal", f"{problems}")
-        live = {f.id: _gist(f) for f in self.findings.values()}
-        again = {f.id: _gist(f) for f in replayed.findings}
+        # What stacks say of a place makes a cause surer, and is not in the journal.
+        is_whole = not self._world.scenario.asks
+        live = {f.id: _gist(f, confidence=is_whole) for f in self.findings.values()}
+        again = {f.id: _gist(f, confidence=is_whole) for f in replayed.findings}
         if live != again:
             raise Violation("replay", f"{live} -> {again}")
 
 
-def _is_late_evidence(known: Finding | None, finding: Finding) -> bool:
+def _is_late_evidence(known: Finding, finding: Finding) -> bool:
     """A stack, a dump or what NCCL says came when the finding was closed."""
-    both = (known, finding)
-    return all(one is not None and one.state is FindingState.CLOSED for one in both)
+    return known.state is finding.state is FindingState.CLOSED
 
 
 def _check_cause(known: Finding, finding: Finding, may_wait: Collection[int]) -> None:
@@ -409,6 +468,6 @@ def _is_certain(finding: Finding) -> bool:
     return any(suspect.confidence is Confidence.HIGH for suspect in finding.suspects)
 
 
-def _gist(finding: Finding) -> tuple[object, ...]:
-    suspects = [(s.rank, s.reason, s.confidence) for s in finding.suspects]
+def _gist(finding: Finding, *, confidence: bool = True) -> tuple[object, ...]:
+    suspects = [(s.rank, s.reason, s.confidence if confidence else "") for s in finding.suspects]
     return finding.kind, finding.state, finding.opened_at, finding.closed_at, suspects
