@@ -1,7 +1,7 @@
 """Answers of a simulated agent to the service's requests: dumps, stacks, waits, and RAS.
 
 An answer describes the rank when it is read, and goes out some time later. Agents differ: one
-answers quickly, another late or seldom, another refuses. All of that has dice of its own.
+answers quickly, another late or seldom, another refuses. All of that has separate dice.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class Answers:
     # -- other ranks ---------------------------------------------------------------------------
 
     def _holder(self, process: Process, rank: SimRank) -> Holder | None:
-        """The agent sees processes of its own node only."""
+        """The agent sees only the processes of its node."""
         for other in self._agent.around.processes(process.key):
             if other.rank is rank and rank.node == process.rank.node:
                 return Holder(other.info.pid, rank.rank, "python")

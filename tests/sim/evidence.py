@@ -126,7 +126,7 @@ class Evidence:
             return False
         groups, learned = attempt.tables.groups, attempt.call_thresholds_ns(service.now())
         highest_ns = int(groups.threshold_ns[: groups.count].max())
-        proofs = self._world.oracle.proofs
+        proofs = self._world.oracle.waits.proofs
         for process in run.processes:
             seen = proofs.of(process.info.pid)
             if seen is None or now < seen.at + _LOOKS or process.rank.head is not None:

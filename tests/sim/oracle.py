@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from frd.engine.state.snapshot import AT_REST
 from frd.engine.views import StatusView
 from frd.model import (
     AttemptKey,
@@ -26,7 +25,6 @@ from frd.model import (
     FindingState,
     Kind,
     Reason,
-    Suspect,
 )
 from frd.service.ingest.streams import Stream
 from frd.service.journal.replay import replay
@@ -35,9 +33,7 @@ from frd.wire.messages import AgentEvent, ResponsePart
 from tests.sim.ends import ASKED, EndKind
 from tests.sim.evidence import Evidence, collectives_waited_in
 from tests.sim.faults import UNRECORDED, FaultKind, Injected
-from tests.sim.places import WAITS, Sys, place_of
-from tests.sim.proofs import Proofs
-from tests.world.clocks import S
+from tests.sim.unrecorded_waits import UnrecordedWaits
 
 if TYPE_CHECKING:
     from tests.sim.agent import SimAgent
@@ -71,9 +67,6 @@ _EXPECTED: Final[dict[FaultKind, tuple[Reason, set[Kind]]]] = {
 A finding keeps its kind: it may open as a stall, before enough is known, and get a reason later."""
 _OF_INCIDENTS: Final = frozenset({Kind.STALL, Kind.MISMATCH, Kind.ORDER, Kind.RANK_LOST})
 """Kinds whose cause stays, once it is certain."""
-_CONFIRMED: Final = 2 * S
-"""From the answer that proves a wait until its rank is named no more: a second and a half, and two
-evaluations."""
 _OFTEN: Final = 4
 """More findings of one kind about the same ranks are a flapping finding."""
 _REPLAYED: Final = 2
@@ -115,15 +108,10 @@ class Oracle:
         self._opened: Counter[tuple[object, ...]] = Counter()
         """By attempt, kind and what it is about."""
         self._evidence = Evidence(world)
-        self.proofs = Proofs(world.kernel)
-        self._opened_at: dict[str, int] = {}
-        """True times at which findings opened, by id."""
+        self.waits = UnrecordedWaits(world)
         self.began: dict[str, int] = {}
         """Aligned times at which findings opened, by id, of this process of the service."""
         self._utc_ahead_ns = 0
-        self._may_wait: dict[int, set[int]] = {}
-        """Ranks that were in what may be a wait and no recorder shows, by attempt; only if agents
-        are asked about it."""
         self._rows: dict[tuple[str, int], _Rows] = defaultdict(_Rows)
         """By agent session and pid."""
 
@@ -138,7 +126,7 @@ class Oracle:
             last = event.first_revision + len(event) - 1
             self.rows += rows.take(event.first_revision, last)
         elif isinstance(event, ResponsePart):
-            self.proofs.answered(stream.session.ranks[event.rank_index].info.pid, event)
+            self.waits.proofs.answered(stream.session.ranks[event.rank_index].info.pid, event)
 
     def published(self, events: Sequence[FindingEvent], status_view: StatusView) -> None:
         self._utc_ahead_ns = status_view.utc_ahead_ns
@@ -153,7 +141,7 @@ class Oracle:
     def restarted(self, service: Service) -> None:
         """Published findings are still known, except those that a full disk did not store."""
         self._evidence.restarted()
-        self.proofs.restarted()
+        self.waits.proofs.restarted()
         self.began = {}
         stored = {finding.id for finding in service.findings.open_findings()}
         opened = {f.id for f in self.findings.values() if f.state is FindingState.OPEN}
@@ -170,7 +158,7 @@ class Oracle:
         if event.change is Change.OPENED:
             if known is not None and not self._world.disk_was_full:
                 raise Violation("opened twice", finding.summary)
-            self._opened_at[finding.id] = self._world.kernel.now
+            self.waits.opened(finding)
             about = finding.attempt, finding.kind, _about(finding)
             self._opened[about] += 1
             if self._opened[about] > _OFTEN:
@@ -184,7 +172,7 @@ class Oracle:
         elif known.kind != finding.kind or began != finding.opened_at - self._utc_ahead_ns:
             raise Violation("became another", f"{known.summary} -> {finding.summary}")
         elif finding.kind in _OF_INCIDENTS:
-            _check_cause(known, finding, self._may_wait.get(finding.attempt, set()))
+            _check_cause(known, finding, self.waits.of(finding.attempt))
         self.findings[finding.id] = finding
 
     # -- safety --------------------------------------------------------------------------------
@@ -211,37 +199,8 @@ class Oracle:
         """Who provably waits is no suspect with high confidence, if a cause is missing as well in
         the collective of the finding."""
         run = self._run_of(finding)
-        for suspect in finding.suspects if run is not None else ():
-            assert run is not None
-            if suspect.confidence is Confidence.HIGH and self._is_proven(suspect, finding, run):
-                raise Violation(
-                    f"waits, {suspect.reason}",
-                    f"rank {suspect.rank}: {suspect.evidence}: {finding.summary}",
-                )
-
-    def _is_proven(self, suspect: Suspect, finding: Finding, run: Run) -> bool:
-        """Stacks that the service got prove that the rank waits, and others may be the cause."""
-        service, rank = self._world.service, run.job.ranks[suspect.rank]
-        still = [one for one in run.job.injected if one.began and one.healed is None]
-        culprits = {number for one in still for number in one.culprits}
-        is_asked = self._world.scenario.asks and suspect.reason is Reason.CPU_STUCK
-        missing = finding.collective.missing_ranks if finding.collective is not None else ()
-        if service is None or not is_asked or rank.rank in culprits:
-            return False
-        causes = [run.job.ranks[number] for number in culprits.intersection(missing)]
-        if not any(place_of(one).sys not in WAITS for one in causes if one.alive):
-            return False
-        if finding.state is FindingState.CLOSED or place_of(rank).sys is not Sys.PEER:
-            return False
-        pid = run.processes[rank.rank].info.pid
-        seen, attempt = self.proofs.of(pid), service.engine.known(run.key)
-        if seen is None or attempt is None:
-            return False
-        groups = attempt.tables.groups
-        rest_ns = max(int(groups.threshold_ns[: groups.count].max() * AT_REST), S)
-        is_due = self._world.kernel.now >= seen.at + _CONFIRMED
-        opened_at = self._opened_at.get(finding.id, self._world.kernel.now)
-        return is_due and seen.asked_at > opened_at and self.proofs.lasted_ns(pid) >= rest_ns
+        if run is not None and (wrong := self.waits.wrong(finding, run)):
+            raise Violation("waits", wrong)
 
     def _run_of(self, finding: Finding) -> Run | None:
         key = AttemptKey(finding.job, finding.attempt)
@@ -262,7 +221,7 @@ class Oracle:
         self._evidence.look()
         world = self._world
         if world.scenario.asks:
-            self._look_for_waits(world.runs[-1])
+            self.waits.look(world.runs[-1])
         for node in world.nodes:
             if (agent := node.agent) is None:
                 continue
@@ -272,12 +231,6 @@ class Oracle:
                 raise Violation("limit", f"{node.name}: samples hold {agent.samples._bytes} bytes")
         if world.service is not None and len(world.service.streams) > len(world.conns):
             raise Violation("limit", f"{len(world.service.streams)} streams: some were forgotten")
-
-    def _look_for_waits(self, run: Run) -> None:
-        known = self._may_wait.setdefault(run.key.attempt, set())
-        known.update(
-            rank.rank for rank in run.job.ranks if rank.alive and place_of(rank).sys in WAITS
-        )
 
     def check_rows(self) -> None:
         """Recorded = applied + dropped, to the last row, for every agent that ever ran; while an

@@ -319,7 +319,7 @@ class World:
         return next(run.processes for run in self.runs if run.key == key)
 
     def asked(self, request: Request) -> None:
-        self.oracle.proofs.asked(request)
+        self.oracle.waits.proofs.asked(request)
         ranks = len(request.rank_indexes)
         parts = (
             (Part.DUMP, request.dump), (Part.STACK, request.stacks),
