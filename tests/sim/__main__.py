@@ -34,6 +34,7 @@ _SHOWN = 20
     "--hooks", type=click.Choice(("", *FORMS)), default="", help="Record NCCL jobs by hooks."
 )
 @click.option("--asks", is_flag=True, help="Agents are asked for stacks, dumps and waits.")
+@click.option("--mutate", is_flag=True, help="With --asks: some answers are false.")
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, show_default="cores")
 def main(
     seeds: int,
@@ -45,15 +46,16 @@ def main(
     cluster: bool,
     hooks: str,
     asks: bool,
+    mutate: bool,
     jobs: int,
 ) -> None:
     """Simulate clusters by their seeds; exit 1 when one breaks a promise."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no worker is left
     if seed is None:
-        sys.exit(_many(range(first, first + seeds), jobs, cluster, hooks, asks))
+        sys.exit(_many(range(first, first + seeds), jobs, cluster, hooks, asks, mutate))
     numbers = None if only is None else [int(number) for number in only.split(",") if number]
     if smaller:
-        numbers = shrink(seed, world, cluster=cluster, hooks=hooks, asks=asks)
+        numbers = shrink(seed, world, cluster=cluster, hooks=hooks, asks=asks, mutate=mutate)
         fewest = ",".join(map(str, numbers))
         click.echo(f"as little as fails: --seed {seed} --only {fewest or ','}")
     scenario = draw(seed, world, hooks, asks=asks)
@@ -64,21 +66,25 @@ def main(
         if numbers is None or event.number in numbers:
             click.echo(f"  {event}, share {event.share}, for {event.length / 1e9:.1f} s")
     try:
-        lived = live(seed, only=numbers, world=world, cluster=cluster, hooks=hooks, asks=asks)
+        lived = live(
+            seed, only=numbers, world=world, cluster=cluster, hooks=hooks, asks=asks, mutate=mutate
+        )
         click.echo(lived)
     except Violation as violation:
         click.echo(violation)
         sys.exit(1)
 
 
-def _many(seeds: range, jobs: int, cluster: bool, hooks: str, asks: bool) -> int:
+def _many(seeds: range, jobs: int, cluster: bool, hooks: str, asks: bool, mutate: bool) -> int:
     total, began = Sum(), time.monotonic()
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns()[:-1], MofNCompleteColumn(), TimeRemainingColumn())
     show = Progress(*columns, console=console, disable=not console.is_terminal)
     with contextlib.suppress(KeyboardInterrupt), show as progress:  # then the sum of what there is
         task = progress.add_task("worlds", total=len(seeds))
-        for result in attempt_all(seeds, jobs, cluster=cluster, hooks=hooks, asks=asks):
+        for result in attempt_all(
+            seeds, jobs, cluster=cluster, hooks=hooks, asks=asks, mutate=mutate
+        ):
             total.add(result)
             if isinstance(result, Failure) and len(total.failures) <= _SHOWN:
                 console.print(str(result), markup=False, highlight=False, soft_wrap=True)

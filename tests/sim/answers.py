@@ -1,13 +1,14 @@
 """Answers of a simulated agent to the service's requests: dumps, stacks, waits, and RAS.
 
 An answer describes the rank when it is read, and goes out some time later. Agents differ: one
-answers quickly, another late or seldom, another refuses. All of that has dice of its own.
+answers quickly, another late or seldom, another refuses. All of that has separate dice.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -19,6 +20,7 @@ from frd.model import Holder
 from frd.wire.messages import PART_BYTES, Part, Request, ResponsePart
 from frd.wire.ras import encode_ras
 from frd.wire.waits import encode_report
+from tests.sim.falsified import Falsified
 from tests.sim.inspection import Inspection
 from tests.sim.ras import report_of
 from tests.sim.recorder import HANDLERS
@@ -63,6 +65,7 @@ class Answers:
         self.mood = dice.choices(list(MOODS), _WEIGHTS)[0]
         self._knows_waits = agent.protocol > 1 or dice.random() >= _OLDEST
         self._inspection = Inspection(agent, self._holder)
+        self._false = Falsified(agent.session) if agent.around.mutates else None
 
     def receive(self, request: Request) -> None:
         agent = self._agent
@@ -124,7 +127,14 @@ class Answers:
         for start in range(0, max(len(data), 1), PART_BYTES):
             piece, last = data[start : start + PART_BYTES], start + PART_BYTES >= len(data)
             whole = one.request.request_id, one.number, part
-            agent.say(ResponsePart(*whole, piece, last, source, error))
+            self._say(ResponsePart(*whole, piece, last, source, error))
+
+    def _say(self, part: ResponsePart) -> None:
+        if self._false is None:
+            self._agent.say(part)
+            return
+        for delay, one in self._false.of(part):
+            self._agent.kernel.after(delay, partial(self._agent.say, one))
 
     # -- parts ---------------------------------------------------------------------------------
 
@@ -152,6 +162,8 @@ class Answers:
                 self._send(one, Part.STACK, b"", "", "the process is gone")
             else:
                 text = reading.end(agent.kernel.now).encode()
+                if self._false is not None:
+                    self._false.remember(process.key.attempt, text)
                 self._send(one, Part.STACK, text, reading.source, "")
 
         agent.kernel.after(look_after, look)
@@ -200,7 +212,7 @@ class Answers:
     # -- other ranks ---------------------------------------------------------------------------
 
     def _holder(self, process: Process, rank: SimRank) -> Holder | None:
-        """The agent sees processes of its own node only."""
+        """The agent sees only the processes of its node."""
         for other in self._agent.around.processes(process.key):
             if other.rank is rank and rank.node == process.rank.node:
                 return Holder(other.info.pid, rank.rank, "python")

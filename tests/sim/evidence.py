@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from math import log
 from typing import TYPE_CHECKING, Final
 
+from frd.engine.hangs.calls import threshold_of_call_ns
 from tests.sim.faults import FaultKind, Injected
 from tests.sim.scenario import POLICY, Trouble
 from tests.world.clocks import S
@@ -101,6 +102,8 @@ class Evidence:
                 return is_first and self._saw(injected, run) and _is_rise(injected, run)
             case FaultKind.OOM:
                 return self._is_reported(injected, run) and not _is_linked(injected, run)
+            case FaultKind.CALL:
+                return self._is_seen_in_call(injected, run)
             case kind if kind in _HANGS and run.job.plan.hooks == "issue":
                 return False  # nothing shows that a rank waits, so it may be at work
             case _:
@@ -112,6 +115,30 @@ class Evidence:
         """Since then every row has arrived: it has begun, and machines and wire work."""
         well = max(self._served_since, self._world.troubles.well_since)
         return max(began, self._whole_since, well) + _LOOKS
+
+    def _is_seen_in_call(self, injected: Injected, run: Run) -> bool:
+        """Stacks prove that all other ranks wait in the call, for too long, and the culprit is
+        outside; nothing else is wrong."""
+        service, now = self._world.service, self._world.kernel.now
+        attempt = service.engine.known(run.key) if service is not None else None
+        still = [one for one in run.job.injected if one.began is not None and one.healed is None]
+        if service is None or attempt is None or still != [injected]:
+            return False
+        groups, learned = attempt.tables.groups, attempt.call_thresholds_ns(service.now())
+        highest_ns = int(groups.threshold_ns[: groups.count].max())
+        proofs = self._world.oracle.waits.proofs
+        for process in run.processes:
+            seen = proofs.of(process.info.pid)
+            if seen is None or now < seen.at + _LOOKS or process.rank.head is not None:
+                return False
+            if process.rank.rank in injected.culprits:
+                if seen.call:
+                    return False
+                continue
+            least_ns = threshold_of_call_ns(seen.call, service.policy, highest_ns, learned)
+            if not seen.call or proofs.lasted_ns(process.info.pid) < least_ns:
+                return False
+        return True
 
     def _is_reported(self, injected: Injected, run: Run) -> bool:
         """An agent was running when an allocation failed."""

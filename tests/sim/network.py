@@ -115,6 +115,10 @@ class Pipe:
 class Surroundings(Protocol):
     """The world as an agent sees it."""
 
+    @property
+    def mutates(self) -> bool:
+        """Agents send false answers."""
+
     def settle(self) -> None:
         """Advance the jobs to the present."""
 

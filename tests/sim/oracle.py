@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -29,11 +29,11 @@ from frd.model import (
 from frd.service.ingest.streams import Stream
 from frd.service.journal.replay import replay
 from frd.store.journal import read
-from frd.wire.messages import AgentEvent
+from frd.wire.messages import AgentEvent, ResponsePart
 from tests.sim.ends import ASKED, EndKind
 from tests.sim.evidence import Evidence, collectives_waited_in
 from tests.sim.faults import UNRECORDED, FaultKind, Injected
-from tests.sim.places import WAITS, place_of
+from tests.sim.unrecorded_waits import UnrecordedWaits
 
 if TYPE_CHECKING:
     from tests.sim.agent import SimAgent
@@ -48,6 +48,8 @@ _EXPECTED: Final[dict[FaultKind, tuple[Reason, set[Kind]]]] = {
     FaultKind.P2P_STUCK: (Reason.CPU_STUCK, {Kind.STALL}),
     FaultKind.POLL: (Reason.CPU_STUCK, {Kind.STALL}),
     FaultKind.LOCK: (Reason.CPU_STUCK, {Kind.STALL}),
+    FaultKind.CALL: (Reason.CPU_STUCK, {Kind.STALL}),
+    FaultKind.RECV_CIRCLE: (Reason.ORDER, {Kind.STALL, Kind.ORDER}),
     FaultKind.STOPPED: (Reason.UNREACHABLE, {Kind.STALL}),
     FaultKind.CRASH: (Reason.EXITED, {Kind.STALL, Kind.RANK_LOST}),
     FaultKind.CRASH_RECORDED: (Reason.EXITED, {Kind.STALL, Kind.RANK_LOST}),
@@ -106,12 +108,10 @@ class Oracle:
         self._opened: Counter[tuple[object, ...]] = Counter()
         """By attempt, kind and what it is about."""
         self._evidence = Evidence(world)
+        self.waits = UnrecordedWaits(world)
         self.began: dict[str, int] = {}
         """Aligned times at which findings opened, by id, of this process of the service."""
         self._utc_ahead_ns = 0
-        self._may_wait: dict[int, set[int]] = {}
-        """Ranks that were in what may be a wait and no recorder shows, by attempt; only if agents
-        are asked about it."""
         self._rows: dict[tuple[str, int], _Rows] = defaultdict(_Rows)
         """By agent session and pid."""
 
@@ -125,17 +125,23 @@ class Oracle:
             rows = self._rows[stream.session.key[1], rank.info.pid]
             last = event.first_revision + len(event) - 1
             self.rows += rows.take(event.first_revision, last)
+        elif isinstance(event, ResponsePart):
+            self.waits.proofs.answered(stream.session.ranks[event.rank_index].info.pid, event)
 
     def published(self, events: Sequence[FindingEvent], status_view: StatusView) -> None:
         self._utc_ahead_ns = status_view.utc_ahead_ns
+        last = {event.finding.id: event for event in events}
         for event in events:
             self._world.digest.update(repr(event).encode())
             self._follow(event)
             self._check_blame(event.finding)
+            if event is last[event.finding.id]:  # evidence is attached before ranks are judged
+                self._check_waits(event.finding)
 
     def restarted(self, service: Service) -> None:
         """Published findings are still known, except those that a full disk did not store."""
         self._evidence.restarted()
+        self.waits.proofs.restarted()
         self.began = {}
         stored = {finding.id for finding in service.findings.open_findings()}
         opened = {f.id for f in self.findings.values() if f.state is FindingState.OPEN}
@@ -152,19 +158,21 @@ class Oracle:
         if event.change is Change.OPENED:
             if known is not None and not self._world.disk_was_full:
                 raise Violation("opened twice", finding.summary)
+            self.waits.opened(finding)
             about = finding.attempt, finding.kind, _about(finding)
             self._opened[about] += 1
             if self._opened[about] > _OFTEN:
                 raise Violation("flaps", finding.summary)
-        elif event.change is Change.UPDATED and _is_late_evidence(known, finding):
-            pass
+        elif event.change is Change.UPDATED and known and _is_late_evidence(known, finding):
+            # By then the offset to UTC may be another.
+            finding = replace(finding, opened_at=known.opened_at, closed_at=known.closed_at)
         elif known is None or known.state is FindingState.CLOSED:
             if not self._world.disk_was_full:
                 raise Violation("was not open", f"{event.change.name}: {finding.summary}")
         elif known.kind != finding.kind or began != finding.opened_at - self._utc_ahead_ns:
             raise Violation("became another", f"{known.summary} -> {finding.summary}")
         elif finding.kind in _OF_INCIDENTS:
-            _check_cause(known, finding, self._may_wait.get(finding.attempt, set()))
+            _check_cause(known, finding, self.waits.of(finding.attempt))
         self.findings[finding.id] = finding
 
     # -- safety --------------------------------------------------------------------------------
@@ -187,6 +195,13 @@ class Oracle:
                     f"rank {suspect.rank}: {suspect.evidence}: {finding.summary}",
                 )
 
+    def _check_waits(self, finding: Finding) -> None:
+        """Who provably waits is no suspect with high confidence, if a cause is missing as well in
+        the collective of the finding."""
+        run = self._run_of(finding)
+        if run is not None and (wrong := self.waits.wrong(finding, run)):
+            raise Violation("waits", wrong)
+
     def _run_of(self, finding: Finding) -> Run | None:
         key = AttemptKey(finding.job, finding.attempt)
         return next((run for run in self._world.runs if run.key == key), None)
@@ -206,7 +221,7 @@ class Oracle:
         self._evidence.look()
         world = self._world
         if world.scenario.asks:
-            self._look_for_waits(world.runs[-1])
+            self.waits.look(world.runs[-1])
         for node in world.nodes:
             if (agent := node.agent) is None:
                 continue
@@ -216,12 +231,6 @@ class Oracle:
                 raise Violation("limit", f"{node.name}: samples hold {agent.samples._bytes} bytes")
         if world.service is not None and len(world.service.streams) > len(world.conns):
             raise Violation("limit", f"{len(world.service.streams)} streams: some were forgotten")
-
-    def _look_for_waits(self, run: Run) -> None:
-        known = self._may_wait.setdefault(run.key.attempt, set())
-        known.update(
-            rank.rank for rank in run.job.ranks if rank.alive and place_of(rank).sys in WAITS
-        )
 
     def check_rows(self) -> None:
         """Recorded = applied + dropped, to the last row, for every agent that ever ran; while an
@@ -288,6 +297,8 @@ class Oracle:
         hidden = may_name if is_hidden else frozenset()
         named = {(rank, reason) for rank in injected.culprits | hidden}
         named |= {(rank, Reason.CPU_STUCK) for rank in hidden}
+        if injected.fault.kind is FaultKind.RECV_CIRCLE:  # its waits are proven later, or never
+            named |= {(rank, Reason.CPU_STUCK) for rank in injected.culprits}
         if plan.hooks and plan.pipeline > 1 and injected.fault.kind is FaultKind.GIL_HELD:
             # Its ring needs the GIL, and its counters do not distinguish sends from collectives.
             named |= {(rank, Reason.UNREACHABLE) for rank in injected.culprits}
@@ -358,16 +369,17 @@ class Oracle:
         replayed = replay(read(folder / "journal", problems.append), problems.append)
         if problems:
             raise Violation("journal", f"{problems}")
-        live = {f.id: _gist(f) for f in self.findings.values()}
-        again = {f.id: _gist(f) for f in replayed.findings}
+        # What stacks say of a place makes a cause surer, and is not in the journal.
+        is_whole = not self._world.scenario.asks
+        live = {f.id: _gist(f, confidence=is_whole) for f in self.findings.values()}
+        again = {f.id: _gist(f, confidence=is_whole) for f in replayed.findings}
         if live != again:
             raise Violation("replay", f"{live} -> {again}")
 
 
-def _is_late_evidence(known: Finding | None, finding: Finding) -> bool:
+def _is_late_evidence(known: Finding, finding: Finding) -> bool:
     """A stack, a dump or what NCCL says came when the finding was closed."""
-    both = (known, finding)
-    return all(one is not None and one.state is FindingState.CLOSED for one in both)
+    return known.state is finding.state is FindingState.CLOSED
 
 
 def _check_cause(known: Finding, finding: Finding, may_wait: Collection[int]) -> None:
@@ -409,6 +421,6 @@ def _is_certain(finding: Finding) -> bool:
     return any(suspect.confidence is Confidence.HIGH for suspect in finding.suspects)
 
 
-def _gist(finding: Finding) -> tuple[object, ...]:
-    suspects = [(s.rank, s.reason, s.confidence) for s in finding.suspects]
+def _gist(finding: Finding, *, confidence: bool = True) -> tuple[object, ...]:
+    suspects = [(s.rank, s.reason, s.confidence if confidence else "") for s in finding.suspects]
     return finding.kind, finding.state, finding.opened_at, finding.closed_at, suspects

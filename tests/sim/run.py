@@ -37,9 +37,12 @@ class Failure:
     cluster: bool = False
     hooks: str = ""
     asks: bool = False
+    mutate: bool = False
 
     def __str__(self) -> str:
-        again = command(self.seed, cluster=self.cluster, hooks=self.hooks, asks=self.asks)
+        again = command(
+            self.seed, cluster=self.cluster, hooks=self.hooks, asks=self.asks, mutate=self.mutate
+        )
         return f"seed {self.seed}: {self.what}\nagain: {again}"
 
 
@@ -50,12 +53,14 @@ def command(
     cluster: bool = False,
     hooks: str = "",
     asks: bool = False,
+    mutate: bool = False,
 ) -> str:
     """The command that repeats a world and makes it smaller."""
     more = "" if world is None else f" --world {world}"
     more += " --cluster" if cluster else ""
     more += f" --hooks {hooks}" if hooks else ""
     more += " --asks" if asks else ""
+    more += " --mutate" if mutate else ""
     return f".venv/bin/python -m tests.sim --seed {seed}{more} --shrink"
 
 
@@ -68,10 +73,11 @@ def live(
     ends: bool = True,
     hooks: str = "",
     asks: bool = False,
+    mutate: bool = False,
 ) -> Summary:
     """
     `ends`: the job may end in another way than cleanly. `hooks`: as `JobPlan.hooks`, not in a
-    cluster. `asks`: as in `Scenario`.
+    cluster. `asks`, `mutate`: as in `Scenario`.
 
     Raises:
         Violation: a promise was broken. Any other exception is a fault of frd, or of the
@@ -80,8 +86,9 @@ def live(
     folder = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
     with calm(), tempfile.TemporaryDirectory(prefix="frd-sim-", dir=folder) as name:
         if cluster:
-            return ClusterWorld(draw_cluster(seed, world, asks=asks), Path(name), only).live()
-        scenario = replace(draw(seed, world, hooks, asks=asks), ends=ends)
+            drawn = replace(draw_cluster(seed, world, asks=asks), mutates=mutate)
+            return ClusterWorld(drawn, Path(name), only).live()
+        scenario = replace(draw(seed, world, hooks, asks=asks), ends=ends, mutates=mutate)
         return World(scenario, Path(name), only).live()
 
 
@@ -103,13 +110,13 @@ def calm() -> Iterator[None]:
 
 
 def attempt(
-    seed: int, cluster: bool = False, hooks: str = "", asks: bool = False
+    seed: int, cluster: bool = False, hooks: str = "", asks: bool = False, mutate: bool = False
 ) -> Summary | Failure:
     try:
-        return live(seed, cluster=cluster, hooks=hooks, asks=asks)
+        return live(seed, cluster=cluster, hooks=hooks, asks=asks, mutate=mutate)
     except Exception as error:
         what = str(error) if isinstance(error, Violation) else repr(error)
-        return Failure(seed, what, traceback.format_exc(), cluster, hooks, asks)
+        return Failure(seed, what, traceback.format_exc(), cluster, hooks, asks, mutate)
 
 
 def attempt_all(
@@ -119,9 +126,13 @@ def attempt_all(
     cluster: bool = False,
     hooks: str = "",
     asks: bool = False,
+    mutate: bool = False,
 ) -> Iterator[Summary | Failure]:
     """As they come, in any order."""
-    seeds, one = list(seeds), partial(attempt, cluster=cluster, hooks=hooks, asks=asks)
+    seeds, one = (
+        list(seeds),
+        partial(attempt, cluster=cluster, hooks=hooks, asks=asks, mutate=mutate),
+    )
     if jobs <= 1:
         yield from map(one, seeds)
         return
@@ -137,11 +148,12 @@ def shrink(
     cluster: bool = False,
     hooks: str = "",
     asks: bool = False,
+    mutate: bool = False,
 ) -> list[int]:
     """The fewest events, by number, with which the same promise is broken."""
     drawn = draw_cluster(seed, world, asks=asks) if cluster else draw(seed, world, asks=asks)
     numbers = [event.number for event in drawn.events]
-    again = partial(live, seed, world=world, cluster=cluster, hooks=hooks, asks=asks)
+    again = partial(live, seed, world=world, cluster=cluster, hooks=hooks, asks=asks, mutate=mutate)
     broken = _broken(again, numbers)
     for number in list(numbers):
         fewer = [other for other in numbers if other != number]

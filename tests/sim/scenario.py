@@ -125,6 +125,8 @@ class Scenario:
     asks: bool = False
     """The service asks agents for stacks, dumps and waits, and ranks wait in what only those show.
     """
+    mutates: bool = False
+    """Agents send false answers."""
     policy: Policy = POLICY
 
     def dice(self, of: object) -> random.Random:

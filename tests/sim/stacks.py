@@ -37,7 +37,7 @@ class Reading:
         elif rank.gil_held:  # its interpreter does not answer
             self._text, self.source = _by_py_spy(place_of(rank), self._pid), "py-spy"
         else:
-            self._text, self.source = _by_faulthandler(place_of(rank)), "traceback"
+            self._text, self.source = by_faulthandler(place_of(rank)), "traceback"
 
     def end(self, now: int) -> str:
         """The whole text, of a rank that still lives."""
@@ -51,7 +51,8 @@ class Reading:
         return lines + self._text
 
 
-def _by_faulthandler(place: Place) -> str:
+def by_faulthandler(place: Place) -> str:
+    """The text of one that can be read by its own interpreter."""
     return _TAP + "".join(
         f'  File "{one.file}", line {one.line} in {one.name}\n' for one in place.frames
     )

@@ -311,10 +311,15 @@ class World:
         self._all_asking.append(asking)
         return asking
 
+    @property
+    def mutates(self) -> bool:
+        return self.scenario.mutates
+
     def processes(self, key: AttemptKey) -> Sequence[Process]:
         return next(run.processes for run in self.runs if run.key == key)
 
     def asked(self, request: Request) -> None:
+        self.oracle.waits.proofs.asked(request)
         ranks = len(request.rank_indexes)
         parts = (
             (Part.DUMP, request.dump), (Part.STACK, request.stacks),

@@ -33,7 +33,6 @@ from frd.service.ingest.collector import ACK_EVERY_S, Ingest
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
 from tests.sim.loop import VirtualLoop
-from tests.sim.scenario import POLICY
 from tests.world.clocks import Host
 from tests.world.fake_cluster import (
     FakeFindings,
@@ -123,7 +122,7 @@ class SimReplica:
         folder.mkdir(parents=True, exist_ok=True)
         config = Config(
             data_dir=folder,
-            policy=POLICY,
+            policy=world.scenario.policy,
             store=StoreLimits(dump_count=0),
             cluster=ClusterOptions(servers=("nats://servers:4222",), member=self.name),
         )
