@@ -369,10 +369,8 @@ class Oracle:
         replayed = replay(read(folder / "journal", problems.append), problems.append)
         if problems:
             raise Violation("journal", f"{problems}")
-        # What stacks say of a place makes a cause surer, and is not in the journal.
-        is_whole = not self._world.scenario.asks
-        live = {f.id: _gist(f, confidence=is_whole) for f in self.findings.values()}
-        again = {f.id: _gist(f, confidence=is_whole) for f in replayed.findings}
+        live = {f.id: _gist(f) for f in self.findings.values()}
+        again = {f.id: _gist(f) for f in replayed.findings}
         if live != again:
             raise Violation("replay", f"{live} -> {again}")
 
@@ -421,6 +419,9 @@ def _is_certain(finding: Finding) -> bool:
     return any(suspect.confidence is Confidence.HIGH for suspect in finding.suspects)
 
 
-def _gist(finding: Finding, *, confidence: bool = True) -> tuple[object, ...]:
-    suspects = [(s.rank, s.reason, s.confidence if confidence else "") for s in finding.suspects]
+def _gist(finding: Finding) -> tuple[object, ...]:
+    suspects = [
+        (s.rank, s.reason, s.confidence, s.stack, s.waits_for and s.waits_for.says)
+        for s in finding.suspects
+    ]
     return finding.kind, finding.state, finding.opened_at, finding.closed_at, suspects
