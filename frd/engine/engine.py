@@ -98,6 +98,7 @@ class Engine:
         attempt = Attempt(key, world_size, self.policy, now, pauses, self.room)
         evaluation = self._evaluation(key)
         evaluation.attempt, evaluation.looked_at = attempt, now
+        evaluation.answers = Answers(began_at=now)
         self._count += 1
         self._supersede(key, now)
         return attempt

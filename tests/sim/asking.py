@@ -16,6 +16,7 @@ from frd.service.evidence.dumps import Dumper
 from frd.service.requests.inquiries import Inquiries
 from frd.store.dumps import DumpStore
 from frd.wire.messages import ResponsePart
+from tests.sim.falsified import FalsifiedDoor
 from tests.sim.kernel import Kernel
 from tests.sim.loop import VirtualLoop
 
@@ -34,8 +35,10 @@ class Asking:
         dumps: Path | None,
         flush: Callable[[], None],
         failed: Callable[[str], None],
+        falsifies: str = "",
     ) -> None:
-        """`dumps`: where they are kept, if they are."""
+        """`dumps`: where they are kept, if they are. `falsifies`: some answers are false, by dice of
+        this name."""
         self._loop = VirtualLoop(kernel, failed, flush)  # type: ignore[abstract]  # it has what is used
         self._inquiries = Inquiries(service.streams)
         self._inquiries._request_ids = itertools.count(1 << 47)  # else the bytes of a seed differ
@@ -44,8 +47,10 @@ class Asking:
             *(self._inquiries, service.streams, store, service.now),
             stall_after_s=lambda: service.policy.stall_after_s,
         )
+        self._door = FalsifiedDoor(kernel, service.evaluator.answer, falsifies)
         self._asker = Asker(
-            *(self._inquiries, dumper, service.evaluator.answer),
+            *(self._inquiries, dumper),
+            self._door.take if falsifies else service.evaluator.answer,
             keep_dumps=dumps is not None,
             now=service.now,
         )
@@ -62,10 +67,12 @@ class Asking:
         self._loop.call_soon(self._inquiries.ended, stream)
 
     def stop(self) -> None:
+        self._door.is_closed = True
         self._loop.finish(self._asker.close())
 
     def kill(self) -> None:
         """Nothing of it ever runs again."""
+        self._door.is_closed = True
         self._loop.kill()
 
     def close(self) -> None:

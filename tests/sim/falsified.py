@@ -1,4 +1,5 @@
-"""Answers as a hostile or broken agent sends them: too late, twice, of another process, in turns.
+"""Answers as a hostile or broken agent sends them, or as a broken asker passes them on: too late,
+twice, of another process or attempt, in turns.
 
 No verdict may go wrong because of them; evidence may get lost.
 """
@@ -6,12 +7,15 @@ No verdict may go wrong because of them; evidence may get lost.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
+from frd.engine.evidence.answers import Answer, Stack
+from frd.model import AttemptKey
 from frd.wire.messages import Part, ResponsePart
 from tests.sim import places
+from tests.sim.kernel import Kernel
 from tests.sim.places import Place
 from tests.sim.stacks import by_faulthandler
 from tests.world.clocks import MS, S
@@ -58,6 +62,39 @@ class Falsified:
         if b"distributed_c10d" in data:
             return places.computing()
         return places.in_message(sends=self._dice.random() < 0.5)
+
+
+class FalsifiedDoor:
+    """Between the asker and the engine, where no time limit and no stream stops an answer."""
+
+    def __init__(self, kernel: Kernel, take: Callable[[Answer], None], name: str) -> None:
+        self._kernel = kernel
+        self._take = take
+        self._dice = random.Random(f"door/{name}")
+        self._kept: list[Answer] = []
+        self.is_closed = False
+
+    def take(self, answer: Answer) -> None:
+        dice = self._dice
+        self._kept = [*self._kept[-_KEPT:], answer]
+        self._later(answer, dice.randrange(60 * S) if dice.random() < _LATE else 0)
+        for other in self._others(answer):
+            self._later(other, dice.randrange(5 * S))
+
+    def _others(self, answer: Answer) -> Iterator[Answer]:
+        dice, (job, attempt) = self._dice, (answer.attempt.job, answer.attempt.attempt)
+        if dice.random() < _TWICE:
+            yield answer
+        if dice.random() < _STALE:  # the rank has restarted, and its former process answers
+            yield replace(dice.choice(self._kept), attempt=answer.attempt)
+        if dice.random() < _STALE:
+            yield replace(answer, attempt=AttemptKey(job, attempt + dice.choice((-1, 1))))
+        if answer.stack is not None and dice.random() < _CONTRADICTS:
+            place = places.computing() if answer.stack.call else places.in_message(sends=True)
+            yield replace(answer, stack=Stack.of(by_faulthandler(place)))
+
+    def _later(self, answer: Answer, delay: int) -> None:
+        self._kernel.after(delay, lambda: None if self.is_closed else self._take(answer))
 
 
 def _text(place: Place) -> bytes:

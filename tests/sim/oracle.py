@@ -169,10 +169,7 @@ class Oracle:
         elif known is None or known.state is FindingState.CLOSED:
             if not self._world.disk_was_full:
                 raise Violation("was not open", f"{event.change.name}: {finding.summary}")
-        elif known.kind != finding.kind or (
-            # Evidence is attached before a new offset to UTC is in force.
-            began != finding.opened_at - self._utc_ahead_ns and not self._world.scenario.asks
-        ):
+        elif known.kind != finding.kind or began != finding.opened_at - self._utc_ahead_ns:
             raise Violation("became another", f"{known.summary} -> {finding.summary}")
         elif finding.kind in _OF_INCIDENTS:
             _check_cause(known, finding, self.waits.of(finding.attempt))

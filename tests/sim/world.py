@@ -307,6 +307,7 @@ class World:
         asking = Asking(
             service, kernel=self.kernel, dumps=self.disk.folder / "dumps" if keeps else None,
             flush=self._flush, failed=self.failures.append,
+            falsifies=f"{self.scenario.seed}/{self._lives}" if self.mutates else "",
         )  # fmt: skip
         self._all_asking.append(asking)
         return asking
