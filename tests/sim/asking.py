@@ -37,8 +37,8 @@ class Asking:
         failed: Callable[[str], None],
         falsifies: str = "",
     ) -> None:
-        """`dumps`: where they are kept, if they are. `falsifies`: some answers are false, by dice of
-        this name."""
+        """`dumps`: where they are kept, if they are. `falsifies`: some answers are false, by dice
+        of this name."""
         self._loop = VirtualLoop(kernel, failed, flush)  # type: ignore[abstract]  # it has what is used
         self._inquiries = Inquiries(service.streams)
         self._inquiries._request_ids = itertools.count(1 << 47)  # else the bytes of a seed differ
