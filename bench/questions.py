@@ -1,6 +1,7 @@
 """How often ranks are asked for stacks, dumps, and what they are blocked in.
 
-Simulated jobs of eight ranks, with the production's engine and asker. Counts are requests of one part to one rank, as agents receive them.
+Simulated jobs of eight ranks, with the production's engine and asker. Counts are requests of one
+part to one rank, as agents receive them.
 """
 
 from __future__ import annotations

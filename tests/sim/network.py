@@ -82,7 +82,7 @@ class Pipe:
         """On their way."""
 
     def send(self, data: bytes, of: str = "") -> None:
-        """`of`: what has dice of its own, so that it changes nothing of other messages."""
+        """`of`: names separate dice, so that other messages are delayed as without it."""
         dice = random.Random(f"{of}/{self._kernel.now // S}") if of else None
         due = max(self._kernel.now, self._link.cut_until) + self._link.delay(self._path, dice)
         self.last = max(due, self.last + 1)
