@@ -41,11 +41,11 @@ from frd.service.access.grants import Tokens
 from frd.service.cells.homes import _NoLog
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.real_time import RealTime
+from frd.service.evidence.inquiries import Inquiries
 from frd.service.findings.evaluator import Evaluator
 from frd.service.ingest.collector import ACK_EVERY_S, Home, Ingest
 from frd.service.ingest.shared import Shared
 from frd.service.ingest.streams import Streams
-from frd.service.requests.inquiries import Inquiries
 from frd.service.state import ServiceState
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (

@@ -23,10 +23,10 @@ from frd.model import AlignedNs, Finding
 from frd.service.cells.cell import Common
 from frd.service.cells.cells import WHOLE, Cells
 from frd.service.cells.owner import CellOwner
+from frd.service.evidence.inquiries import Inquiries
 from frd.service.ingest.collector import Home
 from frd.service.ingest.shared import Shared
 from frd.service.ingest.streams import Streams
-from frd.service.requests.inquiries import Inquiries
 from frd.service.state import NodeView
 from frd.store.journal import JournalLimits
 from frd.store.records import RecordKind

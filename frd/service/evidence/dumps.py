@@ -17,9 +17,8 @@ from frd.errors import StoreError
 from frd.model import AttemptKey
 from frd.service.clocks.real_time import RealTime
 from frd.service.clocks.view import clock_json
+from frd.service.evidence.inquiries import Inquiries, Piece
 from frd.service.ingest.streams import Streams
-from frd.service.requests.inquiries import Inquiries
-from frd.service.requests.inquiry import Piece
 from frd.service.state import DumpResult
 from frd.store.dumps import DumpStore, DumpWriter
 from frd.wire.messages import Part

@@ -27,10 +27,10 @@ from frd.rpc import Context, job_of
 from frd.service.access.admission import Admission, Tenant
 from frd.service.access.grants import Grant
 from frd.service.access.token_bucket import TokenBucket
+from frd.service.evidence.inquiries import Inquiries
 from frd.service.ingest.declarations import OTHER_JOBS, Reportable
 from frd.service.ingest.shared import FAULT
 from frd.service.ingest.streams import Stream, Streams
-from frd.service.requests.inquiries import Inquiries
 from frd.wire.encode import encode_service
 from frd.wire.messages import Goodbye, Redirect, Refusal, ResponsePart, ServiceEvent
 

@@ -57,7 +57,7 @@ def test_one_place_asks_agents() -> None:
     """A rank is asked on one of the engine's occasions, or because a person wants a dump: who adds
     another way adds an occasion."""
     assert folders(modules_where(asks_agents, "frd")) == {"frd/service/evidence"}
-    assert modules_where(makes_request, "frd/service") == {"frd/service/requests/inquiries.py"}
+    assert modules_where(makes_request, "frd/service") == {"frd/service/evidence/inquiries.py"}
 
 
 def test_the_tables_of_an_attempt_are_the_engines() -> None:

@@ -16,7 +16,7 @@ from frd.errors import ServiceUnavailable
 from frd.model import AlignedNs, AttemptKey, Certainty, NodeRawNs, WaitKind, WaitsFor
 from frd.service.evidence.asker import AT_ONCE, RAS_REPORT, WAIT_REPORT, Asker
 from frd.service.evidence.dumps import Dumper
-from frd.service.requests.inquiry import Piece
+from frd.service.evidence.inquiries import Piece
 from frd.store.dumps import DumpStore
 from frd.wire.messages import Part
 from frd.wire.ras import encode_ras

@@ -12,9 +12,9 @@ import pytest
 from frd.errors import ServiceUnavailable
 from frd.rpc import Context
 from frd.service.access.admission import Admission
+from frd.service.evidence.inquiries import Inquiries
 from frd.service.ingest.collector import ABORTED, Home, Ingest
 from frd.service.ingest.streams import Stream, Streams
-from frd.service.requests.inquiries import Inquiries
 from frd.wire.decode import decode_service
 from frd.wire.encode import encode_agent
 from frd.wire.messages import Goodbye, Redirect, ServiceEvent, Welcome

@@ -6,9 +6,8 @@ import asyncio
 from contextlib import aclosing
 
 from frd.model import NodeNs, NodeRawNs, RankInfo
+from frd.service.evidence.inquiries import MAX_RANK_BYTES, Inquiries, Inquiry, Piece, Target
 from frd.service.ingest.streams import Stream
-from frd.service.requests.inquiries import Inquiries
-from frd.service.requests.inquiry import MAX_RANK_BYTES, Inquiry, Piece, Target
 from frd.wire.encode import encode_agent
 from frd.wire.messages import PROTOCOL, Hello, Part, Request, ResponsePart
 from tests.world.messages import KEY, declare
