@@ -248,8 +248,12 @@ class Engine:
         """
         events, self._pending = self._pending, []
         attached, self._attached = self._attached, []
-        questions: list[Question] = []
         self.faults = []
+        questions = [
+            question
+            for evaluation in (self._evaluations.values() if events else ())
+            for question in self._asked(evaluation, evaluation.of(events), now)
+        ]
         for job in self.room.take_short():
             self._forget_one(self._not_smaller(job), now)
         # Reports that were sent in time may wait: without the break they would not be late now.
@@ -267,12 +271,10 @@ class Engine:
             evaluation.looked_at, job = now, evaluation.tracker.key.job
             of: list[FindingEvent] = []
             try:
-                try:
-                    of.extend(evaluation.look(now, room=room[job]))
-                finally:  # also of what was found before a detector failed
-                    questions += evaluation.ask(now, of)
+                of.extend(evaluation.look(now, room=room[job]))
             except Exception as error:
                 self.faults.append(error)
+            questions += self._asked(evaluation, of, now)
             events += of
             room[job] = self._room(self._of_job[job].values())
             self._evicted["findings_not_opened"] += evaluation.tracker.take_dropped()
@@ -282,21 +284,29 @@ class Engine:
         questions.sort(key=lambda one: _URGENCY[one.occasion])
         return Outcome(self._utc_events([*attached, *events]), questions)
 
-    def answer(self, answer: Answer, now: AlignedNs) -> bool:
-        """What a rank has answered, in any order; True if that is news. Events of findings come
-        with the next `advance`.
+    def answer(self, answer: Answer, now: AlignedNs) -> Answer | None:
+        """What a rank has answered, in any order; events of findings come with the next `advance`.
 
-        Nothing happens if the attempt, the rank or the finding is forgotten, or if another process
-        has the rank.
+        Returns what a replay has to be given in its place; None if it says nothing. So it is if the
+        attempt or the rank is forgotten, or if another process has the rank.
         """
-        evaluation, evidence, is_news = self._evaluations.get(answer.attempt), None, False
+        evaluation, evidence, kept = self._evaluations.get(answer.attempt), None, None
         if evaluation is not None:
-            evidence, is_news = evaluation.answer(answer, now)
+            evidence, kept = evaluation.answer(answer, now)
         elif answer.dump or answer.opinion:
-            evidence = evidence_of(answer)
+            evidence, kept = evidence_of(answer), answer
         if evidence is not None:
             self._attached += self.attach(answer.finding, evidence)
-        return is_news or evidence is not None
+        return kept
+
+    def _asked(
+        self, evaluation: Evaluation, events: Sequence[FindingEvent], now: AlignedNs
+    ) -> list[Question]:
+        try:
+            return evaluation.ask(now, events)
+        except Exception as error:
+            self.faults.append(error)
+            return []
 
     def _learn(self, now: AlignedNs) -> None:
         for key, evaluation in self._evaluations.items():
@@ -373,6 +383,8 @@ class Engine:
         for evaluation in self._evaluations.values():
             if (event := evaluation.tracker.dismiss(finding_id, now, reason)) is not None:
                 self._remember([event])
+                # The closed version has the evidence.
+                self._attached = [e for e in self._attached if e.finding.id != finding_id]
                 return self._utc_events([event])
         return []
 

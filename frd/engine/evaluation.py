@@ -60,6 +60,7 @@ class Evaluation:
     """An attempt with its detectors and its findings."""
 
     def __init__(self, key: AttemptKey, policy: Policy) -> None:
+        self._key = key
         self._policy = policy
         self._hangs = HangDetector()
         self._detectors: list[Detector] = [
@@ -186,36 +187,42 @@ class Evaluation:
 
     # -- evidence that no recorder has -----------------------------------------------------------
 
+    def of(self, events: Sequence[FindingEvent]) -> list[FindingEvent]:
+        """Those about findings of this attempt."""
+        return [e for e in events if AttemptKey(e.finding.job, e.finding.attempt) == self._key]
+
     def ask(self, now: AlignedNs, events: Sequence[FindingEvent]) -> list[Question]:
-        """What ranks are to be asked now; `events` are what `look` has just changed."""
+        """What ranks are to be asked now; `events` are what has just changed."""
         if self.attempt is None:
             return []
         of, findings = (self.attempt, self.answers), self.tracker.shown()
         return self._questions.due(now, *of, findings, events, is_over=self.over_at is not None)
 
-    def answer(self, answer: Answer, now: AlignedNs) -> tuple[Evidence | None, bool]:
-        """What its finding says because of an answer, and whether a wait was observed."""
+    def answer(self, answer: Answer, now: AlignedNs) -> tuple[Evidence | None, Answer | None]:
+        """What its finding says because of an answer, and what a replay has to be given."""
         self._questions.answered(answer)
-        attempt, wait = self.attempt, None
+        attempt, answers = self.attempt, self.answers
         if answer.dump or answer.opinion:  # of the finding, whatever run has the attempt
-            return evidence_of(answer), False
+            return evidence_of(answer), answer
         if attempt is None or answer.rank not in attempt.tables.ranks.infos:
-            return None, False
-        if not self.answers.is_of_present_process(answer):
-            return None, False
+            return None, None
+        if not answers.is_of_present_process(answer):
+            return None, None
+        answer = answers.with_earlier(answer)
         if (report := answer.blocked) is not None:
-            if (wait := self.answers.of_inspection(answer.rank, report)) is not None:
+            if (wait := answers.of_inspection(answer, report)) is not None:
                 attempt.observe_unrecorded(wait)
             finding = self.tracker.shown().get(answer.finding)
-            evidence = self.answers.shown(
+            evidence = answers.shown(
                 answer, report, finding, lambda rank, at: attempt.to_aligned(rank, at, now)
             )
-            return evidence, wait is not None
-        if answer.stack is not None:
-            after_ns = confirmed_after(answer.occasion, attempt, self._policy, now)
-            if (wait := self.answers.of_stack(answer, answer.stack, after_ns)) is not None:
-                attempt.observe_sighting(wait)
-        return evidence_of(answer), wait is not None
+            return evidence, answer if evidence is not None or wait is not None else None
+        if (stack := answer.stack) is None:
+            return None, None
+        after_ns = confirmed_after(answer.occasion, attempt, self._policy, now)
+        if (wait := answers.of_stack(answer, stack, after_ns)) is not None:
+            attempt.observe_sighting(wait)
+        return evidence_of(answer), answer
 
     def supersede(self, now: AlignedNs, reason: str) -> list[FindingEvent]:
         """Another attempt of the job replaces this one: report what ended it, close findings."""

@@ -128,7 +128,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         if not self.is_dead:
-            self._kernel.at(round(when * S), lambda: self._due(handle))
+            # After all that happens at that time: an evaluation comes before a time-out.
+            self._kernel.at(round(when * S) + 1, lambda: self._due(handle))
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:

@@ -64,8 +64,10 @@ class Stack:
     """Its main thread was seen, and has not left the program."""
 
     @classmethod
-    def of(cls, said: str) -> Stack:
-        return cls(activity_of(said), call_of(said), native_line(said), has_stack(said))
+    def of(cls, said: str, *, activity: bool = True) -> Stack:
+        """Without `activity`: for no finding."""
+        shown = activity_of(said) if activity else Activity()
+        return cls(shown, call_of(said), native_line(said), has_stack(said))
 
 
 @decodable
@@ -87,6 +89,10 @@ class Answer:
     is_silent: bool = False
     """The rank, or its agent, was asked and gave none."""
     stack: Stack | None = None
+    since: AlignedNs = _NEVER
+    """Since when stacks show the call of this one, and `line` where the last one ended: what the
+    engine knew, for a replay that begins later."""
+    line: str = ""
     blocked: WaitReport | None = None
     """In what an inspection has seen it; in node time."""
     dump: str = ""
@@ -172,10 +178,19 @@ class Answers:
     def keep(self, inspected: Mapping[str, Collection[int]]) -> None:
         """Forget what inspections have shown of all but these ranks, by finding."""
         self._shown = {key: shown for key, shown in self._shown.items() if key[0] in inspected}
-        self.blocked.intersection_update(*[set().union(*inspected.values())])
+        self.blocked.intersection_update(set[int]().union(*inspected.values()))
 
     def is_of_present_process(self, answer: Answer) -> bool:
         return answer.asked_at >= self._replaced_at.get(answer.rank, self.began_at)
+
+    def with_earlier(self, answer: Answer) -> Answer:
+        """With what earlier stacks of its rank have shown."""
+        since, rank = answer.since, answer.rank
+        known, stack = self._sightings.get(rank), answer.stack
+        if known is not None and stack is not None and stack.call is not None:
+            since = known.since if _is_one_wait(known.call, stack.call) else _NEVER
+        line = self._lines.get(rank, answer.line) if answer.blocked is not None else ""
+        return replace(answer, since=since, line=line)
 
     # -- stacks --------------------------------------------------------------------------------
 
@@ -195,7 +210,7 @@ class Answers:
             return UnrecordedWait(rank, WaitSource.STACK, "", at, at)
         if known is not None and not _is_one_wait(known.call, call):
             known = None
-        since = known.since if known is not None else answer.answered_at
+        since = known.since if known is not None else answer.since or answer.answered_at
         as_of = max(since, answer.asked_at)
         due = [known.confirm_at if known is not None else None]
         due.append(after_ns and AlignedNs(since + after_ns(call.op)))
@@ -207,18 +222,19 @@ class Answers:
 
     # -- inspections ---------------------------------------------------------------------------
 
-    def of_inspection(self, rank: int, report: WaitReport) -> UnrecordedWait | None:
+    def of_inspection(self, answer: Answer, report: WaitReport) -> UnrecordedWait | None:
         """The wait for another rank that an inspection shows, or its end, in node time."""
         if report.as_of_ns <= 0:
             return None
+        rank = answer.rank
         since, as_of = report.since_ns, report.as_of_ns
         found = UnrecordedWait(rank, WaitSource.INSPECTION, "", since, as_of)
         if holder := _other_holder(rank, report):
             peers = () if holder.rank is None else (holder.rank,)
             detail = text.clean(f"{report.waits_for.what} held by pid {holder.pid}")
             found = replace(found, op="lock", peers=peers, detail=detail)
-        elif report.may_be_for_peer and (line := self._lines.get(rank)):
-            found = replace(found, op=NATIVE, detail=line)
+        elif report.may_be_for_peer and answer.line:
+            found = replace(found, op=NATIVE, detail=answer.line)
         if found.op:
             self.blocked.add(rank)
         elif rank not in self.blocked:

@@ -89,8 +89,8 @@ LEAST_OFTEN_S: Final = 960.0
 """The longest time between two rounds in which no rank waits: four doublings."""
 INSPECT_S: Final = 0.9
 """Less than the second that passes: evaluations are a quarter of a second apart."""
-_TRAVEL_S: Final = 0.9
-"""The service waits for a second longer than agents may take."""
+_LOST: Final = 4
+"""The service gives an answer for each rank; after so many times the time for it, it is lost."""
 MUTE_S: Final = 9.9
 """How long a rank is not inspected again that has not answered: agents before 0.2 never do."""
 _LEAST_REST_S: Final = 1.0
@@ -127,8 +127,8 @@ class Question:
 
     @property
     def until(self) -> AlignedNs:
-        """By then the service has given an answer for each rank, or has lost the question."""
-        return AlignedNs(self.asked_at + round((self.rule.within_s + _TRAVEL_S) * 1e9))
+        """Then no answer is expected any more."""
+        return AlignedNs(self.asked_at + round(_LOST * self.rule.within_s * 1e9))
 
 
 @dataclass(slots=True)
@@ -169,13 +169,8 @@ class Questions:
         left.discard(answer.rank)
         if question is not None and (answer.rank < 0 or not left):
             del self._open[answer.question]
-        if answer.is_silent:
-            self._leave_alone(answer.occasion, {answer.rank}, answer.asked_at)
-
-    def _leave_alone(self, occasion: str, ranks: Collection[int], asked_at: AlignedNs) -> None:
-        """They have not answered in time, or with an error."""
-        if occasion == Occasion.SUSPECTED:
-            self._muted |= dict.fromkeys(ranks, AlignedNs(asked_at + round(MUTE_S * 1e9)))
+        if answer.is_silent and answer.occasion == Occasion.SUSPECTED:
+            self._muted[answer.rank] = AlignedNs(answer.asked_at + round(MUTE_S * 1e9))
 
     def due(
         self,
@@ -189,13 +184,17 @@ class Questions:
     ) -> list[Question]:
         """What is to be asked now. `findings` are those that are open for users, by id, `events`
         what has just changed of them."""
-        for question, left in [one for one in self._open.values() if now >= one[0].until]:
-            self._leave_alone(question.occasion, left, question.asked_at)
-            del self._open[question.number]
+        self._open = {n: one for n, one in self._open.items() if now < one[0].until}
         asked = [*self._about_findings(now, attempt, events)]
+        wanted = {
+            one.id: _to_inspect(one, known.blocked)
+            for one in findings.values()
+            if _is_inspected(one)
+        }
+        known.keep(wanted)
         opened = any(event.change is Change.OPENED for event in events)
         if opened or now - self._inspected_at >= INSPECT_S * 1e9:
-            asked += self._inspections(now, known, findings.values())
+            asked += self._inspections(now, wanted)
         if is_over:
             self._rounds = None
             known.forget_stacks()
@@ -270,10 +269,8 @@ class Questions:
             yield self._ask(now, Occasion.UNDECIDED, ranks, finding.id, members=members)
 
     def _inspections(
-        self, now: AlignedNs, known: Answers, findings: Iterable[Finding]
+        self, now: AlignedNs, wanted: Mapping[str, Sequence[int]]
     ) -> Iterator[Question]:
-        wanted = {f.id: _to_inspect(f, known.blocked) for f in findings if _is_inspected(f)}
-        known.keep(wanted)
         self._muted = {rank: at for rank, at in self._muted.items() if now < at}
         for finding_id, ranks in wanted.items():
             ready = [rank for rank in ranks if rank not in self._muted]
@@ -304,7 +301,8 @@ class Questions:
             return
         if not explaining and rounds.count and not known.waiting:
             rounds.pause_s = min(2 * rounds.pause_s, LEAST_OFTEN_S)
-        rounds.due_at = AlignedNs(now + round(rounds.pause_s * 1e9))
+        pause_s = ROUND_S if explaining else rounds.pause_s
+        rounds.due_at = AlignedNs(now + round(pause_s * 1e9))
         if explaining:
             if waiting := sorted({*known.waiting, *_in_calls(explaining)}):
                 yield self._ask(now, Occasion.WAITING, waiting)

@@ -69,7 +69,7 @@ class Asker:
             slots, tasks = self._turns.setdefault(turn, (asyncio.Semaphore(AT_ONCE[kind]), set()))
             if len(tasks) >= _MAX_WAITING:
                 asking.why = f"{_MAX_WAITING} questions about the job wait already"
-                log.warning("%s: nothing is asked: %s", asking.subject, asking.why)
+                log.log(_LOGGED.get(kind, logging.DEBUG), "%s: no %s: %s", *asking.about)
                 asking.end()
                 continue
             task = asyncio.create_task(self._in_turn(slots, asking))
@@ -84,11 +84,11 @@ class Asker:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _done(self, turn: _Turn, asking: _Asking, task: asyncio.Task[None]) -> None:
-        asking.end()  # also if the task was cancelled before it began
         _, tasks = self._turns[turn]
         tasks.discard(task)
         if not tasks:
             del self._turns[turn]
+        asking.end()  # also if the task was cancelled before it began
 
     async def _in_turn(self, slots: asyncio.Semaphore, asking: _Asking) -> None:
         kind = asking.question.rule.kind
@@ -98,8 +98,7 @@ class Asker:
                 await self._respond(kind, asking)
         except FrdError as error:
             asking.why = str(error)
-            level = _LOGGED.get(kind, logging.DEBUG)
-            log.log(level, "%s: no %s: %s", asking.subject, kind, error)
+            log.log(_LOGGED.get(kind, logging.DEBUG), "%s: no %s: %s", *asking.about)
         except Exception:  # an alert must not depend on this
             log.exception("%s: no %s", asking.subject, kind)
 
@@ -208,8 +207,13 @@ class _Asking:
         of = self.question
         return f"finding {of.finding}" if of.finding else f"job {of.attempt.job}"
 
+    @property
+    def about(self) -> tuple[str, QuestionKind, str]:
+        """For the log: whose question, for what, and why there is no answer."""
+        return self.subject, self.question.rule.kind, self.why
+
     def stack(self, rank: int, said: str) -> None:
-        self.give(rank, stack=Stack.of(said))
+        self.give(rank, stack=Stack.of(said, activity=bool(self.question.finding)))
 
     def give(self, rank: int, **values: Any) -> None:
         """The answer of one rank, or of all together (-1); a second one is dropped."""
@@ -217,7 +221,10 @@ class _Asking:
             self._left.discard(rank)
             of = self.question
             about = of.number, of.attempt, of.occasion, of.finding, rank
-            self._take(Answer(*about, self.asked_at, self._now(), **values))
+            try:
+                self._take(Answer(*about, self.asked_at, self._now(), **values))
+            except Exception:  # the other answers count
+                log.exception("%s: an answer of rank %d is lost", self.subject, rank)
 
     def end(self) -> None:
         """No rank answers any more."""

@@ -36,9 +36,10 @@ MAX_WHOLE_BYTES: Final = {
 MAX_BUFFERED_BYTES: Final = 128 * 1024 * 1024
 """Bound on data that waits for the caller."""
 _TRAVEL_S: Final = 1.0
-_MAX_OF_JOB: Final = 8
-_MAX_INQUIRIES: Final = 32
-"""Open inquiries; each may hold `MAX_BUFFERED_BYTES` while the disk is slow."""
+_MAX_OF_JOB: Final = 16
+"""Open inquiries of one job: all that the asker may have under way, and two of people."""
+_MAX_INQUIRIES: Final = 64
+"""Open inquiries; those for dumps may hold `MAX_BUFFERED_BYTES` each while the disk is slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,10 @@ class Inquiry:
         self._open = {(rank, part) for rank in self._streams for part in parts}
         self._bytes = dict.fromkeys(self._streams, 0)
         self._buffered = 0
-        self._begun: dict[tuple[int, Part], bytes] = {}
+        self._begun: dict[tuple[int, Part], bytearray] = {}
         """Parts that are to be one piece, as far as they have come."""
+        self._held = 0
+        """Their bytes."""
         self._ready: list[Piece] = []
         self._wake = asyncio.Event()
 
@@ -90,16 +93,18 @@ class Inquiry:
         last, data = part.last or bool(part.error), part.data
         self._bytes[rank] += len(data)
         size, most = self._bytes[rank], MAX_RANK_BYTES
-        if part.part in MAX_WHOLE_BYTES:
-            data = self._begun.pop((rank, part.part), b"") + data
-            size, most = len(data), MAX_WHOLE_BYTES[part.part]
+        if is_whole := part.part in MAX_WHOLE_BYTES:
+            begun = self._begun.setdefault((rank, part.part), bytearray())
+            begun += data
+            self._held += len(data)
+            size, most = len(begun), MAX_WHOLE_BYTES[part.part]
         if size > most:
             self._fail(rank, part.part, f"the answer exceeds {most} bytes")
-        elif self._buffered + len(data) > MAX_BUFFERED_BYTES:
+        elif self._held + self._buffered + len(data) > MAX_BUFFERED_BYTES:
             self._fail(rank, part.part, "answers came faster than they could be stored")
-        elif not last and part.part in MAX_WHOLE_BYTES:
-            self._begun[rank, part.part] = data
-        else:
+        elif last or not is_whole:
+            if is_whole:
+                data = self._taken(rank, part.part)
             if last:
                 self._open.discard((rank, part.part))
             self._buffered += len(data)
@@ -125,8 +130,14 @@ class Inquiry:
             self._buffered = 0
             yield answers
 
+    def _taken(self, rank: int, part: Part) -> bytes:
+        begun = self._begun.pop((rank, part), bytearray())
+        self._held -= len(begun)
+        return bytes(begun)
+
     def _fail(self, rank: int, part: Part, error: str) -> None:
         self._open.discard((rank, part))
+        self._taken(rank, part)
         self._give(Piece(rank, part, error=error))
 
     def _give(self, answer: Piece) -> None:

@@ -101,8 +101,8 @@ class Evaluator:
     def answer(self, answer: Answer) -> None:
         """A rank has answered; the journal holds what a replay decides by."""
         now = self._now()
-        if self._engine.answer(answer, now):
-            self._journal.record(RecordKind.ANSWERED, now, payload=encode_payload(answer))
+        if (kept := self._engine.answer(answer, now)) is not None:
+            self._journal.record(RecordKind.ANSWERED, now, payload=encode_payload(kept))
             if answer.finding:
                 self._wake.set()
 

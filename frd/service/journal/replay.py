@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import assert_never
 
 from frd.engine.engine import Engine
@@ -135,7 +136,9 @@ class Player:
 
     def _evidence(self, record: Record) -> None:
         if record.kind is RecordKind.ANSWERED:
-            self._shared.engine.answer(decode_payload(record.payload, Answer), record.at)
+            decode = partial(decode_payload, form=Answer)
+            if (answer := usable(decode, record.payload, self._warn)) is not None:
+                self._shared.engine.answer(answer, record.at)
             return
         waited = decode_payload(record.payload, Waited)
         attempt = self._shared.engine.known(waited.key)

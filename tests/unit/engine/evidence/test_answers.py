@@ -85,6 +85,34 @@ def test_two_stacks_that_do_not_show_one_wait(other: str) -> None:
     assert all(wait.since_ns == wait.as_of_ns for wait in seen.reported)
 
 
+def test_a_replay_that_begins_later_knows_what_earlier_stacks_showed() -> None:
+    """What is journaled of an answer holds since when the call is seen, and the line of an
+    inspected rank; so an engine that has not had the earlier answers learns the same."""
+    job = hang()
+    question = asked(job, QuestionKind.DUMP)
+    first = answer_to(question, 2, job.now, stack=Stack.of(stack_text()))
+    job.engine.answer(first, job.now)
+    job.run(3)
+    second = replace(first, asked_at=job.now, answered_at=job.now)
+    kept = job.engine.answer(second, job.now)
+    report = WaitReport(
+        WaitsFor(WaitKind.LOCK_INNER, Certainty.SEEN, says="it waits"),
+        *(NodeRawNs(job.now - S), NodeRawNs(job.now)),
+        may_be_for_peer=True,
+    )
+    inspection = replace(second, stack=None, blocked=report)
+    also = job.engine.answer(inspection, job.now)
+    assert kept is not None
+    assert also is not None
+    whole = {(w.source, w.op, w.since_ns, w.as_of_ns, w.detail) for w in waits(job, 2)}
+    job.restart_service()
+    job.reconnect(range(4))
+    for one in (kept, also):
+        job.engine.answer(replace(one, asked_at=job.now, answered_at=job.now), job.now)
+    later = {(w.source, w.op, w.since_ns, w.detail) for w in waits(job, 2)}
+    assert later == {(source, op, since, detail) for source, op, since, _, detail in whole}
+
+
 def test_a_wait_for_the_store_looks_at_its_time_out() -> None:
     """new_group wakes every ten seconds; more than that is another call."""
     seen = Seen()

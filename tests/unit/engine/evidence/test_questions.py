@@ -27,6 +27,8 @@ from frd.model import (
     AlignedNs,
     Certainty,
     Change,
+    ExitInfo,
+    ExitKind,
     FindingEvent,
     FindingState,
     Kind,
@@ -197,11 +199,26 @@ def test_one_round_at_a_time() -> None:
     asked = running(policy=Policy(stall_after_s=57.0))
     asked.texts = {1: stack_text()}
     asked.run(60)
-    asked.job.run(80)
+    asked.job.run(110)
     (first, _), (second, _) = asked.of(Occasion.STILL)
     ((again, _),) = asked.of(Occasion.SIGHTED)
     assert first + 50 < again < first + ROUND_S
-    assert again + 10 < second <= again + 11
+    assert again + 40 <= second <= again + 41
+
+
+def test_ranks_that_wait_are_asked_every_minute_after_a_long_rest() -> None:
+    """Nothing moves for an hour, so that the last rounds are sixteen minutes apart. Then the job
+    goes on, and hangs: rank 2, in recv, is asked every minute from then on."""
+    asked = running()
+    asked.run(2_830)
+    steps = count(1)
+    asked.run(100, lambda: asked.job.all_reduce("dp", next(steps)))
+    asked.job.join("dp", [0, 1, 3], next(steps))
+    asked.texts = {2: stack_text()}
+    asked.clear()
+    asked.run(200)
+    times = [at for at, _ in asked.of(Occasion.WAITING)]
+    assert [after - before for before, after in pairwise(times)] == [ROUND_S, ROUND_S]
 
 
 def test_a_round_that_is_not_answered() -> None:
@@ -225,7 +242,7 @@ def test_a_finding_that_opens() -> None:
     assert opened.children_of == (2,)
     assert opened.finding == asked.job.only().id
     assert opened.rule.kind is QuestionKind.DUMP
-    assert 10e9 < opened.until - opened.asked_at < 11e9
+    assert opened.until - opened.asked_at == 4 * 10e9
 
 
 def test_a_finding_that_opens_before_another_detector_fails() -> None:
@@ -235,6 +252,19 @@ def test_a_finding_that_opens_before_another_detector_fails() -> None:
     asked.job.run(3)
     assert asked.job.engine.faults
     assert ranks_of(asked, Occasion.OPENED) == [[2, 0, 1, 3]]
+
+
+def test_a_rank_is_lost_and_the_job_restarts_immediately() -> None:
+    """The finding opens when the next attempt has begun. The agent may still have the last dump of
+    the rank, so the ranks are asked."""
+    job = Job(4).group("dp", range(4)).all_reduce("dp", 0)
+    job.run(5)
+    job.status(2, RankState.EXITED, "killed", how=ExitInfo(ExitKind.SIGNAL, signal=9))
+    job.run(0.5)
+    Job(4, engine=job.engine, attempt=1, now=job.now, first_pid=500)
+    (opened, *_) = job.engine.advance(job.now).questions
+    assert (opened.occasion, opened.attempt.attempt) == (Occasion.OPENED, 0)
+    assert opened.ranks[0] == 2
 
 
 def test_a_suspect_that_is_named_later() -> None:
@@ -308,16 +338,16 @@ def test_numbers_are_those_of_the_attempt() -> None:
     asked.job.run(30)
     numbers = [one.number for one in (*asked.questions, *asked.job.questions)]
     assert numbers == list(range(1, len(numbers) + 1))
-    assert len(numbers) > 4
+    assert len(numbers) >= 4
 
 
 # -- inspections -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("answers", "pause_s"), [(True, 0.9), (False, 9.9)])
+@pytest.mark.parametrize(("answers", "pause_s"), [(True, 0.9), (False, 4.2)])
 def test_an_inspection_that_is_not_answered(*, answers: bool, pause_s: float) -> None:
-    """Evaluations are 0.3 s apart. A rank that has not answered in time is left alone like one that
-    refuses, whether or not the service says so."""
+    """Evaluations are 0.3 s apart. While the service owes an answer, no other inspection of the
+    finding is asked for: it may wait for its turn."""
     asked = hanging(2)
     asked.clear()
     for _ in range(140):

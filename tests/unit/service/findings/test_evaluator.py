@@ -14,7 +14,7 @@ import pytest
 
 from frd.engine.evidence.answers import Answer, Stack
 from frd.engine.evidence.questions import Occasion, Question
-from frd.model import AttemptKey, FindingState, WaitSource
+from frd.model import AttemptKey, Change, FindingState, WaitSource
 from frd.service.findings import evaluator
 from frd.service.journal.payloads import Dismissal, decode_payload
 from frd.store.journal import read
@@ -121,8 +121,8 @@ async def test_what_goes_on_outlasts_a_restart(tmp_path: Path) -> None:
 
 async def test_answers_go_to_the_engine_and_into_the_journal(tmp_path: Path) -> None:
     """A finding opens and its ranks are asked, once. The journal holds a stack that shows a wait
-    and the dump, but no answer without news: of a rank or an attempt that is not known, of a rank
-    that gave none, or a dump that comes again."""
+    and the dump, but no answer of a rank or an attempt that is not known, or of a rank that gave
+    none."""
     bench = Evaluated(tmp_path)
     job, asked = bench.job, list[Question]()
     with contextlib.closing(bench):
@@ -134,7 +134,7 @@ async def test_answers_go_to_the_engine_and_into_the_journal(tmp_path: Path) -> 
         dump = answer_to(question, -1, job.now, dump="d1")
         unanswered = answer_to(question, 1, job.now, unanswered="x", is_silent=True)
         for answer in (
-            *(stack, dump, unanswered, dump),
+            *(stack, dump, unanswered),
             replace(stack, rank=9),
             replace(stack, attempt=AttemptKey("other", 0)),
         ):
@@ -149,6 +149,27 @@ async def test_answers_go_to_the_engine_and_into_the_journal(tmp_path: Path) -> 
     records = list(read(tmp_path / "journal", pytest.fail))
     answers = [r for r in records if r.kind is RecordKind.ANSWERED]
     assert [decode_payload(record.payload, Answer) for record in answers] == [stack, dump]
+
+
+async def test_a_finding_that_is_closed_by_hand_after_an_answer(tmp_path: Path) -> None:
+    """A dump arrives a moment before the evaluation that closes its finding: the finding is stored
+    closed, with the dump."""
+    bench = Evaluated(tmp_path)
+    asked = list[Question]()
+    with contextlib.closing(bench):
+        bench.evaluator.ask = asked.extend
+        bench.hang()
+        await bench.evaluator.evaluate()
+        (question,) = [one for one in asked if one.occasion is Occasion.OPENED]
+        closing = asyncio.create_task(bench.evaluator.dismiss(Dismissal(question.finding, "x")))
+        await asyncio.sleep(0)
+        bench.evaluator.answer(answer_to(question, -1, bench.job.now, dump="d1"))
+        await bench.evaluator.evaluate()
+        await closing
+        assert bench.published[-1].change is Change.CLOSED
+        stored = bench.store.get(question.finding)
+        assert stored is not None
+        assert (stored.state, stored.dump) == (FindingState.CLOSED, "d1")
 
 
 async def test_an_answer_about_a_finding_is_shown_immediately(bench: Evaluated) -> None:
