@@ -89,8 +89,9 @@ LEAST_OFTEN_S: Final = 960.0
 """The longest time between two rounds in which no rank waits: four doublings."""
 INSPECT_S: Final = 0.9
 """Less than the second that passes: evaluations are a quarter of a second apart."""
-_LOST: Final = 4
-"""The service gives an answer for each rank; after so many times the time for it, it is lost."""
+_LOST: Final = 40
+"""The service gives an answer for each rank, but questions about a job may have to wait for their
+turn. After so many times the time for it, an answer is lost."""
 MUTE_S: Final = 9.9
 """How long a rank is not inspected again that has not answered: agents before 0.2 never do."""
 _LEAST_REST_S: Final = 1.0

@@ -199,11 +199,11 @@ def test_one_round_at_a_time() -> None:
     asked = running(policy=Policy(stall_after_s=57.0))
     asked.texts = {1: stack_text()}
     asked.run(60)
-    asked.job.run(110)
-    (first, _), (second, _) = asked.of(Occasion.STILL)
+    asked.job.run(600)
+    (first, _), (second, _) = asked.of(Occasion.STILL)[:2]
     ((again, _),) = asked.of(Occasion.SIGHTED)
     assert first + 50 < again < first + ROUND_S
-    assert again + 40 <= second <= again + 41
+    assert second == again + 400
 
 
 def test_ranks_that_wait_are_asked_every_minute_after_a_long_rest() -> None:
@@ -222,11 +222,11 @@ def test_ranks_that_wait_are_asked_every_minute_after_a_long_rest() -> None:
 
 
 def test_a_round_that_is_not_answered() -> None:
-    """It ends with its time; the next one comes as if it had been."""
+    """The service has lost it: in the end the next one comes as if it had been."""
     asked = running()
-    asked.job.run(70)
+    asked.job.run(430)
     first, second = (at for at, _ in asked.of(Occasion.STILL))
-    assert second - first == ROUND_S
+    assert second - first == 400
 
 
 # -- about findings ----------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_a_finding_that_opens() -> None:
     assert opened.children_of == (2,)
     assert opened.finding == asked.job.only().id
     assert opened.rule.kind is QuestionKind.DUMP
-    assert opened.until - opened.asked_at == 4 * 10e9
+    assert opened.until - opened.asked_at > 60 * 10e9 / 2
 
 
 def test_a_finding_that_opens_before_another_detector_fails() -> None:
@@ -259,10 +259,15 @@ def test_a_rank_is_lost_and_the_job_restarts_immediately() -> None:
     the rank, so the ranks are asked."""
     job = Job(4).group("dp", range(4)).all_reduce("dp", 0)
     job.run(5)
-    job.status(2, RankState.EXITED, "killed", how=ExitInfo(ExitKind.SIGNAL, signal=9))
+    job.join("dp", [0, 1, 3], 1)
+    for rank, signal in ((2, 9), (0, 15), (1, 15), (3, 15)):
+        how, later = ExitInfo(ExitKind.SIGNAL, signal=signal), (signal == 15) * 100_000_000
+        job.status(rank, RankState.EXITED, how=how, at=job.now + later)
     job.run(0.5)
-    Job(4, engine=job.engine, attempt=1, now=job.now, first_pid=500)
-    (opened, *_) = job.engine.advance(job.now).questions
+    assert job.questions == []
+    again = Job(4, engine=job.engine, attempt=1, now=job.now, first_pid=500)
+    assert changes(again.run(0.5)) == [Change.OPENED, Change.CLOSED]
+    (opened,) = again.questions
     assert (opened.occasion, opened.attempt.attempt) == (Occasion.OPENED, 0)
     assert opened.ranks[0] == 2
 
@@ -344,13 +349,13 @@ def test_numbers_are_those_of_the_attempt() -> None:
 # -- inspections -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("answers", "pause_s"), [(True, 0.9), (False, 4.2)])
+@pytest.mark.parametrize(("answers", "pause_s"), [(True, 0.9), (False, 40.2)])
 def test_an_inspection_that_is_not_answered(*, answers: bool, pause_s: float) -> None:
     """Evaluations are 0.3 s apart. While the service owes an answer, no other inspection of the
     finding is asked for: it may wait for its turn."""
     asked = hanging(2)
     asked.clear()
-    for _ in range(140):
+    for _ in range(600):
         asked.job.now = AlignedNs(asked.job.now + 300_000_000)
         asked.job.report()
         asked.job.advance()
