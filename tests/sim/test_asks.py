@@ -67,7 +67,7 @@ def test_a_fault_is_missed(seed: int) -> None:
 def test_a_rank_that_does_not_come_to_a_call_is_named(tmp_path: Path) -> None:
     """All ranks but one wait in a call that leaves no record: stacks prove that, and the finding
     names the one that reads a file."""
-    drawn = draw(4, asks=True)
+    drawn = draw(3, asks=True)
     plan = replace(GLOO, world=4, tensor=2, pipeline=1, data=2, expert=1)
     world = World(replace(drawn, plan=plan, events=()), tmp_path)
     world.begin()
@@ -76,7 +76,7 @@ def test_a_rank_that_does_not_come_to_a_call_is_named(tmp_path: Path) -> None:
         world.settle()
         job = world.runs[-1].job
         job.inject(Fault(FaultKind.CALL, (2, 0, 1, 3)))
-        world.kernel.run(60 * S)
+        world.kernel.run(90 * S)
         (finding,) = world.oracle.findings.values()
         assert [(s.rank, s.reason) for s in finding.suspects] == [(2, Reason.CPU_STUCK)]
         assert finding.collective is not None

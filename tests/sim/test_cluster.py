@@ -20,7 +20,7 @@ from tests.sim.loop import VirtualLoop
 from tests.sim.oracle import Violation
 from tests.sim.run import command, live
 from tests.sim.scenario import Event, Trouble
-from tests.world.clocks import S
+from tests.world.clocks import MS, S
 from tests.world.seeds import ALL
 
 SEEDS = 5 if ALL else 2
@@ -91,12 +91,12 @@ def test_a_paused_process_does_nothing_and_a_killed_one_never_again() -> None:
             seen.append(-1)
 
     task = loop.create_task(count())
-    kernel.run(2 * S)
+    kernel.run(2 * S + MS)
     loop.pause()
     kernel.run(5 * S)
     assert seen == [1, 2]
     loop.go_on()
-    kernel.run(6 * S)
+    kernel.run(6 * S + MS)
     assert seen == [1, 2, 5, 6]
     loop.kill()
     kernel.run(9 * S)

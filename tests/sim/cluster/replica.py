@@ -234,6 +234,9 @@ class _WatchedCells(Cells):
             return event
 
         cell.streams.take = taken  # type: ignore[method-assign]
+        # No owner's ids are those of another; random ones would make each run another.
+        owners = sum(self._replica._world.takes.values())
+        cell.home.inquiries._request_ids = itertools.count(1 << 47 | owners << 24)
         if number == cell_of(self._replica._world.job):
             self._replica.cell = cell
 
