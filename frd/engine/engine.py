@@ -252,7 +252,7 @@ class Engine:
         questions = [
             question
             for evaluation in (self._evaluations.values() if events else ())
-            for question in self._asked(evaluation, evaluation.of(events), now)
+            for question in self._asked(evaluation, events, now)
         ]
         for job in self.room.take_short():
             self._forget_one(self._not_smaller(job), now)
@@ -293,7 +293,7 @@ class Engine:
         evaluation, evidence, kept = self._evaluations.get(answer.attempt), None, None
         if evaluation is not None:
             evidence, kept = evaluation.answer(answer, now)
-        elif answer.dump or answer.opinion:
+        if answer.dump or answer.opinion:  # of the finding, whatever run has the attempt
             evidence, kept = evidence_of(answer), answer
         if evidence is not None:
             self._attached += self.attach(answer.finding, evidence)
@@ -302,8 +302,10 @@ class Engine:
     def _asked(
         self, evaluation: Evaluation, events: Sequence[FindingEvent], now: AlignedNs
     ) -> list[Question]:
+        key = evaluation.tracker.key
+        of = [e for e in events if AttemptKey(e.finding.job, e.finding.attempt) == key]
         try:
-            return evaluation.ask(now, events)
+            return evaluation.ask(now, of)
         except Exception as error:
             self.faults.append(error)
             return []
@@ -383,8 +385,8 @@ class Engine:
         for evaluation in self._evaluations.values():
             if (event := evaluation.tracker.dismiss(finding_id, now, reason)) is not None:
                 self._remember([event])
-                # The closed version has the evidence.
-                self._attached = [e for e in self._attached if e.finding.id != finding_id]
+                for news in (self._attached, self._pending):  # the closed version has it
+                    news[:] = [one for one in news if one.finding.id != finding_id]
                 return self._utc_events([event])
         return []
 

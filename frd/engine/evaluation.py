@@ -60,7 +60,6 @@ class Evaluation:
     """An attempt with its detectors and its findings."""
 
     def __init__(self, key: AttemptKey, policy: Policy) -> None:
-        self._key = key
         self._policy = policy
         self._hangs = HangDetector()
         self._detectors: list[Detector] = [
@@ -187,10 +186,6 @@ class Evaluation:
 
     # -- evidence that no recorder has -----------------------------------------------------------
 
-    def of(self, events: Sequence[FindingEvent]) -> list[FindingEvent]:
-        """Those about findings of this attempt."""
-        return [e for e in events if AttemptKey(e.finding.job, e.finding.attempt) == self._key]
-
     def ask(self, now: AlignedNs, events: Sequence[FindingEvent]) -> list[Question]:
         """What ranks are to be asked now; `events` are what has just changed."""
         if self.attempt is None:
@@ -201,14 +196,12 @@ class Evaluation:
     def answer(self, answer: Answer, now: AlignedNs) -> tuple[Evidence | None, Answer | None]:
         """What its finding says because of an answer, and what a replay has to be given."""
         self._questions.answered(answer)
-        attempt, answers = self.attempt, self.answers
-        if answer.dump or answer.opinion:  # of the finding, whatever run has the attempt
-            return evidence_of(answer), answer
+        attempt, answers, wait = self.attempt, self.answers, None
         if attempt is None or answer.rank not in attempt.tables.ranks.infos:
             return None, None
         if not answers.is_of_present_process(answer):
             return None, None
-        answer = answers.with_earlier(answer)
+        answer, evidence = answers.with_earlier(answer), evidence_of(answer)
         if (report := answer.blocked) is not None:
             if (wait := answers.of_inspection(answer, report)) is not None:
                 attempt.observe_unrecorded(wait)
@@ -216,13 +209,11 @@ class Evaluation:
             evidence = answers.shown(
                 answer, report, finding, lambda rank, at: attempt.to_aligned(rank, at, now)
             )
-            return evidence, answer if evidence is not None or wait is not None else None
-        if (stack := answer.stack) is None:
-            return None, None
-        after_ns = confirmed_after(answer.occasion, attempt, self._policy, now)
-        if (wait := answers.of_stack(answer, stack, after_ns)) is not None:
-            attempt.observe_sighting(wait)
-        return evidence_of(answer), answer
+        elif (stack := answer.stack) is not None:
+            after_ns = confirmed_after(answer.occasion, attempt, self._policy, now)
+            if (wait := answers.of_stack(answer, stack, after_ns)) is not None:
+                attempt.observe_sighting(wait)
+        return evidence, answer if evidence is not None or wait is not None else None
 
     def supersede(self, now: AlignedNs, reason: str) -> list[FindingEvent]:
         """Another attempt of the job replaces this one: report what ended it, close findings."""

@@ -1,7 +1,7 @@
 """On which occasion which ranks of an attempt are asked what, and how often.
 
-Of a job that makes progress no rank is asked. A question is asked once: what is not answered is
-asked again only if its occasion comes again. Time enters as an argument.
+Of a job that makes progress, and of which no finding opens, no rank is asked. A question is asked
+once: what is not answered is asked again only if its occasion comes again.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class Questions:
             *(self._count, self._key, occasion, some, now, finding),
             *(tuple(children_of), tuple(members)),
         )
-        self._open[self._count] = question, set(some)
+        self._open[self._count] = question, set() if members else set(some)
         return question
 
     def _is_asking(self, kind: QuestionKind, finding: str = "") -> bool:
@@ -255,11 +255,11 @@ class Questions:
 
     def _opinion(self, now: AlignedNs, attempt: Attempt, finding: Finding) -> Iterator[Question]:
         reasons = _UNDECIDED & {finding.reason, *(s.reason for s in finding.suspects)}
+        if not reasons or (ref := finding.collective) is None:
+            return
         # A finding of an earlier process that has an opinion was asked about then.
         known = set(reasons) if finding.second_opinion else set()
-        asked = self._reasons.setdefault(finding.id, known)
-        ref = finding.collective
-        if not reasons - asked or ref is None:
+        if not reasons - (asked := self._reasons.setdefault(finding.id, known)):
             return
         if not (members := attempt.processes_of(ref.group_id)):
             return

@@ -68,8 +68,7 @@ class Asker:
             turn = question.attempt.job, kind
             slots, tasks = self._turns.setdefault(turn, (asyncio.Semaphore(AT_ONCE[kind]), set()))
             if len(tasks) >= _MAX_WAITING:
-                asking.why = f"{_MAX_WAITING} questions about the job wait already"
-                log.log(_LOGGED.get(kind, logging.DEBUG), "%s: no %s: %s", *asking.about)
+                asking.refuse(f"{_MAX_WAITING} questions about the job wait already")
                 asking.end()
                 continue
             task = asyncio.create_task(self._in_turn(slots, asking))
@@ -97,8 +96,7 @@ class Asker:
                 asking.asked_at = self._now()
                 await self._respond(kind, asking)
         except FrdError as error:
-            asking.why = str(error)
-            log.log(_LOGGED.get(kind, logging.DEBUG), "%s: no %s: %s", *asking.about)
+            asking.refuse(str(error))
         except Exception:  # an alert must not depend on this
             log.exception("%s: no %s", asking.subject, kind)
 
@@ -207,11 +205,6 @@ class _Asking:
         of = self.question
         return f"finding {of.finding}" if of.finding else f"job {of.attempt.job}"
 
-    @property
-    def about(self) -> tuple[str, QuestionKind, str]:
-        """For the log: whose question, for what, and why there is no answer."""
-        return self.subject, self.question.rule.kind, self.why
-
     def stack(self, rank: int, said: str) -> None:
         self.give(rank, stack=Stack.of(said, activity=bool(self.question.finding)))
 
@@ -225,6 +218,11 @@ class _Asking:
                 self._take(Answer(*about, self.asked_at, self._now(), **values))
             except Exception:  # the other answers count
                 log.exception("%s: an answer of rank %d is lost", self.subject, rank)
+
+    def refuse(self, why: str) -> None:
+        """There is no answer, because."""
+        self.why, kind = why, self.question.rule.kind
+        log.log(_LOGGED.get(kind, logging.DEBUG), "%s: no %s: %s", self.subject, kind, why)
 
     def end(self) -> None:
         """No rank answers any more."""

@@ -76,6 +76,8 @@ class Evaluator:
         """Gets the same changes as `publish`, before they are stored."""
         self.ask: Callable[[Sequence[Question]], None] = lambda questions: None
         """Gets what ranks are to be asked, once the findings are published."""
+        self._owed: list[Question] = []
+        """Questions that are not asked yet."""
         self._settle = settle
         self._is_idle = is_idle
         self.is_slow = False
@@ -178,6 +180,7 @@ class Evaluator:
         self._shared.flush()
         outcome = self._engine.advance(now)
         events += outcome.events
+        self._owed += outcome.questions
         self._journal.keep_dismissed(self._engine.dismissed, now)
         self._journal.tick(now)
         if learned := self._engine.take_learned():
@@ -200,7 +203,8 @@ class Evaluator:
             state = self._project(status_view)
         self.state = replace(state, evaluated_at=self.state.evaluated_at if faults else now)
         self._publish(events)
-        self.ask(outcome.questions)
+        owed, self._owed = self._owed, []
+        self.ask(owed)
         for done, closing in dismissed:
             if not done.done():
                 done.set_result(closing[0].finding if closing else None)

@@ -35,6 +35,15 @@ def test_the_same_incident_does_not_come_back(has_new_owner: bool) -> None:
     assert job.only().id != found.id
 
 
+def test_news_from_before_do_not_open_it_again() -> None:
+    """UTC was set by an hour a moment before, of which all open findings are news."""
+    job = hanging(7)
+    job.engine.adopt(job.engine.policy, 3_600_000_000_000)
+    job.engine.dismiss(job.only().id, job.now, "x")
+    assert job.run(1) == []
+    assert job.open() == []
+
+
 def test_other_findings_of_the_job_go_on() -> None:
     """Two separate hangs: closing one by hand leaves the other open and changing."""
     job = Job(4).group("a", [0, 1]).group("b", [2, 3])

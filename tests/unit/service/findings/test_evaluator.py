@@ -151,6 +151,22 @@ async def test_answers_go_to_the_engine_and_into_the_journal(tmp_path: Path) -> 
     assert [decode_payload(record.payload, Answer) for record in answers] == [stack, dump]
 
 
+async def test_an_evaluation_that_cannot_be_published(
+    bench: Evaluated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its questions are asked with those of the next one."""
+    asked = list[Question]()
+    bench.evaluator.ask = asked.extend
+    bench.hang()
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.evaluator, "_project", None)
+        with pytest.raises(TypeError):
+            await bench.evaluator.evaluate()
+    assert asked == []
+    await bench.evaluator.evaluate()
+    assert Occasion.OPENED in {one.occasion for one in asked}
+
+
 async def test_a_finding_that_is_closed_by_hand_after_an_answer(tmp_path: Path) -> None:
     """A dump arrives a moment before the evaluation that closes its finding: the finding is stored
     closed, with the dump."""
