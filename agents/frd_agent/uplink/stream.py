@@ -312,8 +312,8 @@ class Stream:
             if due:
                 self._round_at = now
             if self._closing:
+                self._said_goodbye = True  # the service may end the stream during the write
                 await call.write(encode_agent(Goodbye(self._goodbye)))
-                self._said_goodbye = True
                 await call.done_writing()
                 return
             if self._hang_up:
