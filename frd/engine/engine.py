@@ -249,11 +249,10 @@ class Engine:
         events, self._pending = self._pending, []
         attached, self._attached = self._attached, []
         self.faults = []
-        questions = [
-            question
-            for evaluation in (self._evaluations.values() if events else ())
-            for question in self._asked(evaluation, events, now)
-        ]
+        questions: list[Question] = []
+        for key, of in _by_attempt(events).items():
+            if (known := self._evaluations.get(key)) is not None:
+                questions += self._asked(known, of, now)
         for job in self.room.take_short():
             self._forget_one(self._not_smaller(job), now)
         # Reports that were sent in time may wait: without the break they would not be late now.
@@ -269,7 +268,7 @@ class Engine:
                 continue
             left -= evaluation.pairs
             evaluation.looked_at, job = now, evaluation.tracker.key.job
-            of: list[FindingEvent] = []
+            of = []
             try:
                 of.extend(evaluation.look(now, room=room[job]))
             except Exception as error:
@@ -302,10 +301,8 @@ class Engine:
     def _asked(
         self, evaluation: Evaluation, events: Sequence[FindingEvent], now: AlignedNs
     ) -> list[Question]:
-        key = evaluation.tracker.key
-        of = [e for e in events if AttemptKey(e.finding.job, e.finding.attempt) == key]
         try:
-            return evaluation.ask(now, of)
+            return evaluation.ask(now, events)
         except Exception as error:
             self.faults.append(error)
             return []
@@ -471,3 +468,10 @@ class Engine:
             utc_ahead_ns=self.utc_ahead_ns,
             going_on=[self._utc(self._closed.get(id_, one)) for id_, one in going_on.items()],
         )
+
+
+def _by_attempt(events: Iterable[FindingEvent]) -> dict[AttemptKey, list[FindingEvent]]:
+    found: defaultdict[AttemptKey, list[FindingEvent]] = defaultdict(list)
+    for event in events:
+        found[AttemptKey(event.finding.job, event.finding.attempt)].append(event)
+    return found
