@@ -192,15 +192,18 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """How far initialization has come, in a process that has not been a rank for long, or waits to
-    become one."""
+    """Where the main thread of a rank is while its counters rest, or before it has any: what its
+    tap has seen at every look since `since_ns`."""
 
     op: str
-    """What its main thread is inside of: ``init_process_group``, ``new_group``, ``split_group``;
-    empty: in none of them, and it has no process group yet."""
+    """What it waits in, as in `UnrecordedWait`; empty: in nothing that its frames show."""
     since_ns: NodeRawNs | NodeNs
     as_of_ns: NodeRawNs | NodeNs
     """When the tap of the process saw it so."""
+    where: str = ""
+    """The line of the program: ``train.py:88 in load_batch``; empty if that changed."""
+    rests: bool = False
+    """The main thread has not run since `since_ns`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +225,7 @@ class RankStatus:
     as_of_ns: int = field(default=0, compare=False)
     """When the agent saw the rank so; 0 unknown."""
     stage: Stage | None = None
-    """None outside of initialization, and in one that takes less than some seconds."""
+    """None while the rank moves, and from agents that know it of initialization only."""
     unread: str = ""
     """Why collectives of the rank cannot be read, and what helps; only of a live rank."""
 
@@ -410,7 +413,7 @@ class WaitSource(StrEnum):
     """Who saw an unrecorded wait; a rank has at most one of each."""
 
     STAGE = "stage"
-    """The tap: the rank has not come out of initialization."""
+    """What the tap publishes while the counters of the rank rest, and before it has any."""
     STACK = "stack"
     """The stack of its main thread is in a call of torch.distributed."""
     INSPECTION = "inspection"
@@ -418,6 +421,22 @@ class WaitSource(StrEnum):
     main thread is in a native call that may wait for another rank."""
 
 
+INITIALIZATION: Final = frozenset({"init_process_group", "new_group", "split_group"})
+"""Calls that every rank of the job has to make, or of a part of it."""
+LOCK: Final = "lock"
+"""The op of a wait for a lock that another process holds."""
+POLL: Final = "poll"
+"""It wakes from sleep again and again, and does nothing: it waits for something that it looks for.
+Its peer is not known, unless it looks for a lock that another rank holds."""
+DEVICE: Final = "device"
+"""It waits for its device, which may wait for other ranks: `torch.cuda.synchronize`, an event. It
+may use all of a core."""
+IDLE: Final = "idle"
+"""It waits for a request: in `accept`, for an empty queue, in an event loop, as a server, a worker
+or a notebook does. No rank is its peer."""
+REST: Final = "rest"
+"""It is at rest in something else, such as a read or a reply: no wait for another rank, as far as
+that is known."""
 NATIVE: Final = "native call"
 """The op of a wait in a call of C or C++ that a line of the program makes, with a time-out and for
 another thread: what a wait for a send or receive of Gloo looks like (``work.wait()``)."""
@@ -426,15 +445,16 @@ another thread: what a wait for a send or receive of Gloo looks like (``work.wai
 @dataclass(frozen=True, slots=True)
 class UnrecordedWait:
     """A rank waits in something that no Flight Recorder shows: a call of torch.distributed that
-    leaves no entry, a lock that another rank holds, or a native call that may be such a wait. Such
-    a rank waits like one in an op: it does nothing else. Replaces the rank's earlier one of the
-    same source."""
+    leaves no entry, a lock that another rank holds, a device, or a native call that may be such a
+    wait. Such a rank waits like one in an op: it does nothing else. Replaces the rank's earlier one
+    of the same source."""
 
     rank: int
     source: WaitSource
     op: str
-    """``init_process_group``, ``new_group``, ``recv``, ``monitored_barrier``, ``lock``, `NATIVE`.
-    Empty: as of `as_of_ns` the rank waits in nothing that this source would show."""
+    """``init_process_group``, ``new_group``, ``recv``, ``monitored_barrier``, `LOCK`, `POLL`,
+    `DEVICE`, `IDLE`, `REST`, `NATIVE`. Empty: as of `as_of_ns` the rank waits in nothing that this
+    source would show."""
     since_ns: NodeNs | NodeRawNs
     """Node time: it has waited at least since then."""
     as_of_ns: NodeNs | NodeRawNs

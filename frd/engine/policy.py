@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, TypeAlias
 
 from annotated_types import Ge, Gt, Le
+
+from frd.model import INITIALIZATION
 
 Seconds: TypeAlias = Annotated[float, Gt(0)]
 Share: TypeAlias = Annotated[float, Gt(0), Le(1)]
 Count: TypeAlias = Annotated[int, Gt(0)]
-
-INITIALIZATION: Final = frozenset({"init_process_group", "new_group", "split_group"})
-"""Calls that every rank of the job has to make, or of a part of it."""
 
 
 @dataclass(frozen=True, slots=True)

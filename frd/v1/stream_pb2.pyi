@@ -362,14 +362,18 @@ class Status(_message.Message):
     def __init__(self, rank_index: _Optional[int] = ..., state: _Optional[_Union[State, str]] = ..., at_ns: _Optional[int] = ..., detail: _Optional[str] = ..., gap_entries: _Optional[int] = ..., exit: _Optional[_Union[Exit, _Mapping]] = ..., as_of_ns: _Optional[int] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ..., unread: _Optional[str] = ...) -> None: ...
 
 class Stage(_message.Message):
-    __slots__ = ("op", "since_ns", "as_of_ns")
+    __slots__ = ("op", "since_ns", "as_of_ns", "where", "rests")
     OP_FIELD_NUMBER: _ClassVar[int]
     SINCE_NS_FIELD_NUMBER: _ClassVar[int]
     AS_OF_NS_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    RESTS_FIELD_NUMBER: _ClassVar[int]
     op: str
     since_ns: int
     as_of_ns: int
-    def __init__(self, op: _Optional[str] = ..., since_ns: _Optional[int] = ..., as_of_ns: _Optional[int] = ...) -> None: ...
+    where: str
+    rests: bool
+    def __init__(self, op: _Optional[str] = ..., since_ns: _Optional[int] = ..., as_of_ns: _Optional[int] = ..., where: _Optional[str] = ..., rests: bool = ...) -> None: ...
 
 class Exit(_message.Message):
     __slots__ = ("kind", "signal", "status", "exception", "where", "note")

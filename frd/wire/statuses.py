@@ -81,8 +81,9 @@ def _stage(m: pb.Stage) -> Stage:
     if not 0 < m.since_ns <= m.as_of_ns:
         why = "since_ns or as_of_ns is 0, or as_of_ns is earlier: send both, in order"
         raise WireError("statuses.stage", "disagree", why)
-    texts = texts_of("statuses.stage", m, "op")
-    return Stage(since_ns=NodeRawNs(m.since_ns), as_of_ns=NodeRawNs(m.as_of_ns), **texts)
+    texts = texts_of("statuses.stage", m, "op", "where")
+    since_ns, as_of_ns = NodeRawNs(m.since_ns), NodeRawNs(m.as_of_ns)
+    return Stage(since_ns=since_ns, as_of_ns=as_of_ns, rests=m.rests, **texts)
 
 
 def _phases(m: pb.RankPhases, ranks: Declared) -> RankPhases:

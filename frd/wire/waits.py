@@ -29,6 +29,11 @@ class WaitReport:
     """When it was last seen so; 0 if it was not looked at yet."""
     may_be_for_peer: bool = False
     """Its main thread waits for another thread, with a time-out: as for a send or receive."""
+    is_poll: bool = False
+    """Its main thread wakes from sleep again and again, and does nothing. With a holder, `LIKELY`,
+    the rank that has the file lock for which it looks."""
+    is_idle: bool = False
+    """Its main thread waits for a request: see `frd.model.IDLE`."""
 
 
 def encode_report(report: WaitReport) -> bytes:

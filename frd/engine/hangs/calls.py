@@ -31,9 +31,10 @@ from frd.engine.hangs.attribution import confidence_of
 from frd.engine.hangs.claims import status_of, surest_of
 from frd.engine.hangs.ops_in_flight import Waits
 from frd.engine.losses.exits import Exit, Manner, how_it_ended, manner_of, was_asked
-from frd.engine.policy import INITIALIZATION, Policy
+from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.model import (
+    INITIALIZATION,
     NATIVE,
     UNKNOWN_SEQ,
     AlignedNs,

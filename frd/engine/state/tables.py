@@ -19,6 +19,7 @@ import numpy.typing as npt
 from frd.engine.clocks.clock_lines import ClockLines
 from frd.engine.clocks.uncertain_time import UNKNOWN_NS
 from frd.model import (
+    INITIALIZATION,
     UNKNOWN_SEQ,
     AlignedNs,
     Bools,
@@ -148,7 +149,7 @@ class RankTable(GrowingColumns):
         self.statuses[rank] = status
         if status.exit is not None:
             self.exits[rank] = status.exit
-        elif status.stage is not None and status.stage.op:
+        elif status.stage is not None and status.stage.op in INITIALIZATION:
             self.initializing.add(rank)
         if status.unread:
             self.unread[rank] = status.unread

@@ -41,8 +41,9 @@ class UnrecordedWaits:
         """The stage of a rank in a status. A status without one ends the stage that was known."""
         stage = status.stage
         if stage is not None:
-            times = stage.since_ns, stage.as_of_ns
-            self.observe(UnrecordedWait(status.rank, WaitSource.STAGE, stage.op, *times))
+            how = stage.op, stage.since_ns, stage.as_of_ns
+            wait = UnrecordedWait(status.rank, WaitSource.STAGE, *how, detail=stage.where)
+            self.observe(wait)
         elif WaitSource.STAGE in self._by_rank.get(status.rank, ()):
             over = self._by_rank[status.rank].pop(WaitSource.STAGE)
             if status.state is RankState.LIVE:
