@@ -72,7 +72,7 @@ class Cell:
         self._common = common
         self.log = log
         self._keeper = keeper
-        shared = self._shared = Shared(Engine(config.policy, now.ahead_ns))
+        shared = self._shared = Shared(Engine(config.policy, now.ahead_ns, can_ask=True))
         self._engine = shared.engine
         self.streams = Streams(
             shared,
