@@ -65,10 +65,8 @@ class Stack:
     """Its main thread was seen, and has not left the program."""
 
     @classmethod
-    def of(cls, said: str, *, activity: bool = True) -> Stack:
-        """Without `activity`: for no finding."""
-        shown = activity_of(said) if activity else Activity()
-        return cls(shown, call_of(said), native_line(said), has_stack(said))
+    def of(cls, said: str) -> Stack:
+        return cls(activity_of(said), call_of(said), native_line(said), has_stack(said))
 
 
 @decodable

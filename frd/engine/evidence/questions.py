@@ -109,8 +109,6 @@ _LOST: Final = 40
 turn. After so many times the time for it, an answer is lost."""
 MUTE_S: Final = 9.9
 """How long a rank is not inspected again that has not answered: agents before 0.2 never do."""
-_LEAST_REST_S: Final = 1.0
-"""A stack that is asked for so soon after another one proves no wait."""
 _NO_STACKS: Final = frozenset({Kind.STRAGGLER, Kind.CLOCK_UNSYNCHRONIZED})
 """Kinds for which no rank is asked, because its present stack does not explain them."""
 _EXPLAINED: Final = frozenset(
@@ -396,7 +394,7 @@ def confirmed_after(
         of = policy, int(threshold_ns.max(initial=0)), attempt.call_thresholds_ns(now)
         return lambda op: threshold_of_call_ns(op, *of)
     rest_ns = threshold_ns.min() * AT_REST if groups.count else 0
-    return lambda op: int(max(rest_ns, _LEAST_REST_S * 1e9))
+    return lambda op: int(rest_ns)
 
 
 def _rests(now: AlignedNs, attempt: Attempt, rounds: _Rounds, times: int) -> bool:

@@ -151,7 +151,8 @@ def _is_free(graph: Graph, rank: int, began: UncertainTime) -> tuple[bool | None
     if asked_at < since:
         return None, ""
     info = snapshot.info.get(rank)
-    is_shown = info is not None and all("nccl" in backend for backend in info.backends)
+    backends = info.backends if info is not None else ()
+    is_shown = bool(backends) and all("nccl" in backend for backend in backends)
     others = {node.rank for node in graph.endings if isinstance(node, Member)} - {rank}
     is_only = is_shown and not others and not facts.unrecorded
     return is_only or None, f"its stack cannot be had: {text.clean(why)}"

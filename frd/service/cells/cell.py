@@ -193,6 +193,7 @@ class Cell:
                     "dumps": self.dumper.store_errors,
                 },
                 findings=dict(self.evaluator.opened),
+                corrected=self.evaluator.corrected,
             ),
             ingest_lag_s=self.streams.lag_s(),
             version=__version__,
