@@ -13,7 +13,7 @@ from typing import Final
 
 from frd.engine.attempt import Attempt
 from frd.engine.evidence.answers import Answer, Answers, Confirm
-from frd.engine.hangs.calls import threshold_of_call_ns
+from frd.engine.hangs.unrecorded import threshold_of_call_ns
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import AT_REST
 from frd.model import (

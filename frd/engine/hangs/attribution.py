@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from frd.engine import unrecorded
 from frd.engine.clocks.uncertain_time import UncertainTime
 from frd.engine.findings import builder, disagreements, text
+from frd.engine.hangs import unrecorded
 from frd.engine.hangs.facts import Fact
 from frd.engine.hangs.ops_in_flight import Instance, Op
 from frd.engine.hangs.root_causes import Root, hub

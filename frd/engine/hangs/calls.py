@@ -1,6 +1,6 @@
 """Hangs in calls that no recorder shows: initialization, sends and receives of Gloo, barriers.
 
-A rank that was seen in such a call (`frd.engine.unrecorded`) waits. A rank that is in no call and
+A rank that was seen in such a call (`unrecorded`) waits. A rank that is in no call and
 in no op does not wait, so it may be what others wait for:
 
 - Calls that all ranks of the job have to make (`init_process_group`, `new_group`): each rank that
@@ -18,18 +18,19 @@ Where a rank is in a recorded op nothing is decided here: its wait becomes a sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
-from frd.engine import unrecorded
 from frd.engine.clocks.uncertain_time import UncertainTime
 from frd.engine.findings import builder, disagreements
 from frd.engine.findings.claim import Claim, anchor_of
+from frd.engine.hangs import unrecorded
 from frd.engine.hangs.attribution import confidence_of
 from frd.engine.hangs.claims import status_of, surest_of
 from frd.engine.hangs.ops_in_flight import Waits
+from frd.engine.hangs.unrecorded import seen_outside, threshold_of_call_ns
 from frd.engine.losses.exits import Exit, Manner, how_it_ended, manner_of, was_asked
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
@@ -65,24 +66,6 @@ def claims_of_calls(snapshot: Snapshot, policy: Policy, gone: Sequence[Exit] = (
     bad = [one.rank for one in gone if one.is_bad]
     is_of_exited = bool(claim.named) and claim.named.issubset(bad)
     return [replace(claim, status=status, is_of_exited=is_of_exited)]
-
-
-def threshold_of_call_ns(
-    op: str, policy: Policy, threshold_ns: int, learned_ns: Mapping[str, int]
-) -> int:
-    """How long a call may take. `threshold_ns`: the highest stall threshold of the job's groups;
-    `learned_ns`: what calls of the job have shown, by name."""
-    least_ns = 0 if op in INITIALIZATION else threshold_ns
-    return max(least_ns, round(policy.call_stall_after_s(op) * 1e9), learned_ns.get(op, 0))
-
-
-def seen_outside(snapshot: Snapshot) -> dict[int, int]:
-    """When each rank was last seen in no call, of those that are in none as far as is known."""
-    return {
-        rank: max(wait.as_of_ns for wait in known)
-        for rank, known in snapshot.unrecorded.items()
-        if known and not any(wait.op for wait in known)
-    }
 
 
 class _Calls:

@@ -14,9 +14,10 @@ from typing import Final
 
 from frd.engine.findings.attachments import shows_place
 from frd.engine.findings.claim import Known, Lifetime, Look, anchors_by_collective
-from frd.engine.hangs.calls import claims_of_calls, seen_outside
+from frd.engine.hangs.calls import claims_of_calls
 from frd.engine.hangs.claims import claim_of
 from frd.engine.hangs.diagnosis import Diagnosis, diagnose
+from frd.engine.hangs.unrecorded import seen_outside
 from frd.engine.losses.claims import claim_of_loss, ended_by, held_up_by
 from frd.engine.losses.exits import exits
 from frd.engine.losses.lost_ranks import first_lost

@@ -17,8 +17,8 @@ import numpy as np
 
 from frd.engine.clocks.uncertain_time import FOREVER, Interval, UncertainTime
 from frd.engine.hangs.ops_in_flight import Waits
+from frd.engine.hangs.unrecorded import counting
 from frd.engine.state.snapshot import AT_REST
-from frd.engine.unrecorded import counting
 from frd.model import AlignedNs, Bools, Int32s, Int64s, RankState
 
 GONE: Final = (RankState.EXITED, RankState.FINISHED, RankState.SILENT)

@@ -6,7 +6,7 @@ node. The node has edges to the ranks that hold the op up, and each of them has 
 the op in which it waits itself. An edge to a `Member` is certain: the member's own telemetry
 refutes that it joined (`RankFacts`), or proves that it is stuck. An edge to an `UnknownRank` is
 only possible, and leads no further. A member in no op may wait in a call that no recorder shows
-(`frd.engine.unrecorded`): then it has edges to the ranks that it waits for, if they are known, or
+(`unrecorded`): then it has edges to the ranks that it waits for, if they are known, or
 if only one can be meant. The last node of a chain gets an `Ending`, which says what can be claimed
 about it.
 """
@@ -25,9 +25,9 @@ from frd.engine.clocks.uncertain_time import FOREVER, UncertainTime
 from frd.engine.hangs.facts import NOTICED_NS, Fact, RankFacts
 from frd.engine.hangs.ops_in_flight import Attendance, Instance, Op, Waits
 from frd.engine.hangs.unequal_pairs import UnequalPair
+from frd.engine.hangs.unrecorded import holders
 from frd.engine.matching.signature_rules import is_synchronizing
 from frd.engine.state.snapshot import Mismatch, Snapshot
-from frd.engine.unrecorded import holders
 from frd.model import NATIVE, Int32s, Int64s
 
 

@@ -14,8 +14,9 @@ from typing import Final
 
 from frd.engine.clocks.uncertain_time import FOREVER, UncertainTime
 from frd.engine.findings import text
+from frd.engine.policy import Policy
 from frd.engine.state.snapshot import AT_REST, Snapshot
-from frd.model import NATIVE, NodeNs, RankState, UnrecordedWait
+from frd.model import INITIALIZATION, NATIVE, NodeNs, RankState, UnrecordedWait
 
 ONE_SIDED: Final = frozenset({"send", "recv", "lock", "store", NATIVE})
 """Waits for the very peers that they name. In all others the members of a group wait for each
@@ -45,6 +46,24 @@ def counting(snapshot: Snapshot, stalled_at: UncertainTime) -> dict[int, Unrecor
         if lasting:
             found[rank] = max(lasting, key=lambda wait: (bool(wait.peers), wait.as_of_ns))
     return found
+
+
+def threshold_of_call_ns(
+    op: str, policy: Policy, threshold_ns: int, learned_ns: Mapping[str, int]
+) -> int:
+    """How long a call may take. `threshold_ns`: the highest stall threshold of the job's groups;
+    `learned_ns`: what calls of the job have shown, by name."""
+    least_ns = 0 if op in INITIALIZATION else threshold_ns
+    return max(least_ns, round(policy.call_stall_after_s(op) * 1e9), learned_ns.get(op, 0))
+
+
+def seen_outside(snapshot: Snapshot) -> dict[int, int]:
+    """When each rank was last seen in no call, of those that are in none as far as is known."""
+    return {
+        rank: max(wait.as_of_ns for wait in known)
+        for rank, known in snapshot.unrecorded.items()
+        if known and not any(wait.op for wait in known)
+    }
 
 
 def holders(wait: UnrecordedWait, counted: Mapping[int, UnrecordedWait]) -> Sequence[int]:
