@@ -19,7 +19,7 @@ from frd.decodable import decodable
 from frd.engine.findings import text
 from frd.engine.findings.attachments import Evidence, cleaned, shows_place
 from frd.engine.findings.claim import Claim
-from frd.engine.unrecorded import ONE_SIDED
+from frd.engine.hangs.unrecorded import ONE_SIDED
 from frd.flight.stacks.places import activity_of
 from frd.flight.stacks.waits import Call, call_of, has_stack, native_line
 from frd.model import (

@@ -7,11 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
 from frd.engine.state.tables import RankTable
-from frd.model import AlignedNs, NodeRawNs, RankState, RankStatus, UnrecordedWait, WaitSource
+from frd.model import (
+    IDLE,
+    POLL,
+    REST,
+    AlignedNs,
+    NodeRawNs,
+    RankState,
+    RankStatus,
+    UnrecordedWait,
+    WaitSource,
+)
+
+NO_WAIT: Final = frozenset({"", IDLE, REST})
+"""In these a rank waits for no other."""
 
 
 class UnrecordedWaits:
@@ -45,7 +59,7 @@ class UnrecordedWaits:
         return True
 
     def _end(self, wait: UnrecordedWait) -> None:
-        if wait.op and wait.source is not WaitSource.INSPECTION:
+        if wait.op not in NO_WAIT and (wait.source is not WaitSource.INSPECTION or wait.op == POLL):
             self._ended.append(wait)
 
     def observe_stage(self, status: RankStatus) -> None:
@@ -67,7 +81,8 @@ class UnrecordedWaits:
 
     @property
     def any_waits(self) -> bool:
-        return any(wait.op for known in self._by_rank.values() for wait in known.values())
+        known = self._by_rank.values()
+        return any(wait.op not in NO_WAIT for of_rank in known for wait in of_rank.values())
 
     def take_ended(self, ranks: RankTable, now: AlignedNs) -> dict[str, list[tuple[int, int]]]:
         """From when to when ranks were seen in calls that they have come out of since the last

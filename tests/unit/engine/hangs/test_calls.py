@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from frd.engine.findings.claim import Claim
-from frd.engine.hangs.calls import claims_of_calls
+from frd.engine.hangs.claims import claim_of
+from frd.engine.hangs.diagnosis import diagnose
+from frd.engine.losses.exits import exits
 from frd.engine.policy import Policy
 from frd.model import Confidence, Kind, RankState, Reason, WaitSource
 from tests.world.scene import Scene
@@ -18,8 +20,11 @@ POLICY = Policy(stall_after_s=5.0)
 INIT = "init_process_group"
 
 
-def claims(scene: Scene) -> list[Claim]:
-    return claims_of_calls(scene.snapshot(), POLICY)
+def claims(scene: Scene, policy: Policy = POLICY) -> list[Claim]:
+    snapshot = scene.snapshot()
+    gone = exits(snapshot)
+    diagnoses = diagnose(snapshot, scene.stalls(), policy)
+    return [claim_of(snapshot, one, policy, gone) for one in diagnoses]
 
 
 def only(scene: Scene) -> Claim:
@@ -230,5 +235,5 @@ def test_a_rank_that_no_agent_has_ever_seen() -> None:
 def test_suspects_are_bounded() -> None:
     """As many as a finding lists; all of them are named."""
     few = replace(POLICY, max_suspects=3)
-    (claim,) = claims_of_calls(starting(16, [0, 1]).snapshot(), few)
+    (claim,) = claims(starting(16, [0, 1]), few)
     assert (len(claim.suspects), len(claim.named)) == (3, 14)
