@@ -150,8 +150,8 @@ class Answers:
     library."""
     _shown: dict[tuple[str, int], _Shown] = field(default_factory=dict)
     """By finding and rank; under the finding "" what is known before one opens."""
-    _seen: dict[int, tuple[AlignedNs, Activity]] = field(default_factory=dict)
-    """What the last stack of a rank showed, and when that was asked for."""
+    _seen: dict[int, tuple[Answer, Activity]] = field(default_factory=dict)
+    """What the last stack of a rank showed."""
 
     @property
     def waiting(self) -> Collection[int]:
@@ -191,14 +191,14 @@ class Answers:
     @property
     def placed(self) -> Mapping[int, AlignedNs]:
         """See `Snapshot.placed`."""
-        return {rank: at for rank, (at, one) in self._seen.items() if shows_place(one)}
+        return {rank: of.asked_at for rank, (of, one) in self._seen.items() if shows_place(one)}
 
     def known_of(self, claim: Claim, finding: str) -> Iterator[Evidence]:
         """What the ranks of a claim that opens a finding have answered during its wait."""
         for rank in (*(one.rank for one in claim.suspects), *claim.victims):
-            asked_at, activity = self._seen.get(rank, (_NEVER, Activity()))
-            if asked_at >= claim.since and activity != Activity():
-                yield Evidence(rank, activity)
+            seen = self._seen.get(rank)
+            if seen is not None and seen[0].answered_at >= claim.since:
+                yield Evidence(rank, seen[1])
             shown = self._shown.pop(("", rank), None)
             if shown is not None and shown.given_at >= claim.since:
                 self._shown[finding, rank] = shown
@@ -223,7 +223,7 @@ class Answers:
         it, another one can prove it `after_ns` of its op later; None if none will be asked for."""
         rank = answer.rank
         self._lines[rank] = stack.native_line
-        self._seen[rank] = answer.asked_at, stack.activity
+        self._seen[rank] = answer, stack.activity
         call, known = stack.call, self._sightings.get(rank)
         if call is None:
             self._sightings.pop(rank, None)

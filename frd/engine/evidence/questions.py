@@ -220,11 +220,11 @@ class Questions:
             for one in findings.values()
             if _is_inspected(one)
         }
-        is_explained = any(one.kind in _EXPLAINED for one in findings.values())
-        if is_over or is_explained or is_dismissed:
+        explaining = [one for one in findings.values() if one.kind in _EXPLAINED]
+        if is_over or is_dismissed:
             self._early = _Early()
         elif tick is not None:
-            asked += self._before(now, tick)
+            asked += self._before(now, tick, explaining)
         if inspected := self._early.inspected:
             wanted[""] = [*dict.fromkeys((*inspected, *sorted(known.blocked)))]
         known.keep(wanted)
@@ -266,10 +266,13 @@ class Questions:
 
     # -- before there is a finding -------------------------------------------------------------
 
-    def _before(self, now: AlignedNs, tick: Tick) -> Iterator[Question]:
+    def _before(
+        self, now: AlignedNs, tick: Tick, explaining: Sequence[Finding]
+    ) -> Iterator[Question]:
         """A wait will be a finding: look for its cause as if it was one, at half of all times."""
         early, table = self._early, tick.early
-        if not (len(table) or tick.has_calls):
+        is_news = len(table) > len(tick.stalls) if explaining else len(table) or tick.has_calls
+        if not is_news:
             self._early = _Early()
             return
         if now < early.due_at:
@@ -277,10 +280,15 @@ class Questions:
         early.due_at = now + pause_ns(tick.world_size)
         snapshot = tick.snapshot()
         asked, inspected, stuck = early.asked, list[int](), table.ops()
+        named = {one.rank for finding in explaining for one in finding.suspects}
         early.asked = {w: of for w, of in asked.items() if isinstance(w, str) or w in stuck}
         half, policy = _at_half(snapshot, tick.policy)
         for diagnosis in diagnose(half, table, policy):
-            suspects = [one for one in diagnosis.suspects if _is_alive(snapshot, one.rank)]
+            suspects = [
+                one
+                for one in diagnosis.suspects
+                if one.rank not in named and _is_alive(snapshot, one.rank)
+            ]
             inspected += [one.rank for one in suspects if one.reason in _INSPECTED]
             waits = diagnosis.stalled or (diagnosis.collective.op,)
             before = frozenset[int]().union(*(asked.get(wait, ()) for wait in waits))
