@@ -11,7 +11,15 @@ from dataclasses import replace
 import numpy as np
 
 from frd.engine.state.tables import RankTable
-from frd.model import AlignedNs, NodeRawNs, RankState, RankStatus, UnrecordedWait, WaitSource
+from frd.model import (
+    NO_WAIT,
+    AlignedNs,
+    NodeRawNs,
+    RankState,
+    RankStatus,
+    UnrecordedWait,
+    WaitSource,
+)
 
 
 class UnrecordedWaits:
@@ -55,7 +63,8 @@ class UnrecordedWaits:
 
     @property
     def any_waits(self) -> bool:
-        return any(wait.op for known in self._by_rank.values() for wait in known.values())
+        waits = (wait for known in self._by_rank.values() for wait in known.values())
+        return any(wait.op not in NO_WAIT for wait in waits)
 
     def take_ended(self, ranks: RankTable, now: AlignedNs) -> dict[str, list[tuple[int, int]]]:
         """From when to when ranks were seen in calls that they have come out of since the last
