@@ -126,8 +126,8 @@ class RankSampler:
     def _locked_for_long(self, resolver: Resolver, rank_of: RankOf) -> list[HeldLock]:
         """What other ranks of the job have locked at this sample and at the last one."""
         ranks = [pid for pid, rank in rank_of.items() if pid != self._pid and rank is not None]
-        others = {pid for pid in self._below(ranks, rank_of) if self._may_read(pid)}
-        before, self._locked = self._locked, resolver.locked_by(others)
+        others = {*self._below(ranks, rank_of)}
+        before, self._locked = self._locked, resolver.locked_by(others, self._may_read)
         return sorted(self._locked & before, key=lambda lock: (lock.pid, lock.path))
 
     def _who(self, pids: Iterable[int], rank_of: RankOf) -> dict[int, Holder]:

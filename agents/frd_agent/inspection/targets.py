@@ -334,12 +334,13 @@ class Resolver:
             target, objects=(Object(file),), path=file.link, mount=file.mount, holder=holder
         )
 
-    def locked_by(self, pids: Collection[int]) -> set[HeldLock]:
+    def locked_by(self, pids: Collection[int], may_read: Callable[[int], bool]) -> set[HeldLock]:
         """The files that these processes have locked, so that no other process can."""
         found = set()
         for row in self._locks:
-            fd = shown_by(row, self._proc) if row.excludes and row.pid in pids else None
-            if fd is not None:
+            if not row.excludes or row.pid not in pids or not may_read(row.pid):
+                continue
+            if (fd := shown_by(row, self._proc)) is not None:
                 file = open_file(row.pid, fd, self._mounts_of(row.pid), self._proc)
                 found.add(HeldLock(row.pid, file.link, file.mount))
         return found
