@@ -2,8 +2,8 @@
 
 A thread that has not run between two samples is in the same call. One that has run, and then waits
 for the same object again, is in the same wait: a poll with a timeout, or a read in pieces. A claim
-needs `ENOUGH` samples in a row. Of a thread that polls, one sample in between may show what it does
-while it is awake.
+needs `ENOUGH` samples in a row. Of a thread that polls, some samples in between may show what it
+does while it is awake.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ _AT_REST: Final = 0.1
 """Cores that a thread may use which does nothing else than look for something."""
 _AGAIN: Final = 2
 """A thread polls once it has come out of its call so often: a signal wakes one that sleeps, too."""
+_AWAY: Final = 2
+"""Samples in a row that a poll may miss: on a machine with too few cores a thread that wakes waits
+for one, and is seen running for longer than it runs."""
 _WINDOW: Final = 4
 """Samples over which processor time is measured."""
 _REFRESH: Final = 3
@@ -94,8 +97,8 @@ class _Past:
     """Samples since the object was looked up."""
     window: deque[tuple[NodeRawNs, int]] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     runs_at_first: int = -1
-    is_away: bool = False
-    """The last sample shows what it does between two waits of one poll."""
+    away: int = 0
+    """The last samples that show what it does between two waits of one poll."""
 
 
 class Tracker:
@@ -130,8 +133,8 @@ class Tracker:
         window = past.window if past is not None else deque(maxlen=_WINDOW)
         window.append((now_ns, sample.cpu_ticks))
         cores = _cores(window)
-        if past is not None and not is_same and past.wait.polls and not past.is_away:
-            past.sample, past.is_away = sample, True
+        if past is not None and not is_same and past.wait.polls and past.away < _AWAY:
+            past.sample, past.away = sample, past.away + 1
             return replace(past.wait, cores=cores)
         was = past.wait if past is not None and is_same else None
         runs_at_first = past.runs_at_first if past is not None and is_same else sample.runs
