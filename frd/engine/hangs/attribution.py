@@ -26,7 +26,7 @@ from frd.engine.state.snapshot import Mismatch, Snapshot
 from frd.model import (
     DEVICE,
     NATIVE,
-    OUTSIDE,
+    NO_WAIT,
     POLL,
     UNKNOWN_SEQ,
     AlignedNs,
@@ -154,7 +154,7 @@ def _is_free(graph: Graph, rank: int, began: UncertainTime) -> tuple[bool | None
     since = max(facts.moved_at(rank), began.at + (snapshot.margin_ns(rank, began) or 0))
     seen = [one for one in snapshot.unrecorded.get(rank, ()) if one.as_of_ns >= since]
     if seen:
-        return max(seen, key=lambda one: one.as_of_ns).op in OUTSIDE or None, ""
+        return max(seen, key=lambda one: one.as_of_ns).op in NO_WAIT or None, ""
     asked_at, why = snapshot.unanswered.get(rank, (-1, ""))
     if asked_at < since:
         return None, ""

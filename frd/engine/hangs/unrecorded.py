@@ -19,13 +19,13 @@ from frd.engine.clocks.uncertain_time import FOREVER, UncertainTime
 from frd.engine.findings import text
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import AT_REST, EARLY, Snapshot
-from frd.engine.state.unrecorded_waits import NO_WAIT
 from frd.model import (
     DEVICE,
     IDLE,
     INITIALIZATION,
     LOCK,
     NATIVE,
+    NO_WAIT,
     POLL,
     NodeNs,
     RankState,

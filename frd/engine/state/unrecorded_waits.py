@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
 from frd.engine.state.tables import RankTable
 from frd.model import (
-    IDLE,
+    NO_WAIT,
     POLL,
-    REST,
     AlignedNs,
     NodeRawNs,
     RankState,
@@ -23,9 +21,6 @@ from frd.model import (
     UnrecordedWait,
     WaitSource,
 )
-
-NO_WAIT: Final = frozenset({"", IDLE, REST})
-"""In these a rank waits for no other."""
 
 
 class UnrecordedWaits:
@@ -81,8 +76,8 @@ class UnrecordedWaits:
 
     @property
     def any_waits(self) -> bool:
-        known = self._by_rank.values()
-        return any(wait.op not in NO_WAIT for of_rank in known for wait in of_rank.values())
+        waits = (wait for known in self._by_rank.values() for wait in known.values())
+        return any(wait.op not in NO_WAIT for wait in waits)
 
     def take_ended(self, ranks: RankTable, now: AlignedNs) -> dict[str, list[tuple[int, int]]]:
         """From when to when ranks were seen in calls that they have come out of since the last
