@@ -104,7 +104,8 @@ def diagnose(
         return _of_calls(as_seen(snapshot), stalled, policy) if snapshot.unrecorded else []
     stalled_at = snapshot.stalled_at(stalled)
     of = waits, policy.telemetry_late_s, stalled_at
-    known = counting(snapshot, snapshot.stalled_at(stalled, EARLY))
+    asked_at, in_ops = snapshot.stalled_at(stalled, EARLY), waits.waiting.tolist()
+    known = counting(snapshot, asked_at, but=frozenset(in_ops))
     pairs = unequal_pairs(waits)
     graph = Graph(waits, RankFacts(*of, known), mismatches, pairs)
     starts = _starts(graph, stalled.rank)

@@ -74,7 +74,7 @@ class RankFacts:
     ) -> None:
         snapshot = self.snapshot = waits.snapshot
         self._waits = waits
-        self.unrecorded = {r: wait for r, wait in unrecorded.items() if waits.head(r) is None}
+        self.unrecorded = unrecorded
         """Waits that no recorder shows, by rank, of ranks that are in no op."""
         gone = snapshot.in_state(*GONE)
         self.left = frozenset(snapshot.rank[gone].tolist())

@@ -64,8 +64,10 @@ def way_of(op: str) -> Way:
 # -- which sightings count -------------------------------------------------------------------------
 
 
-def counting(snapshot: Snapshot, earliest: UncertainTime | None) -> dict[int, UnrecordedWait]:
-    """The wait of each rank that counts, since the rank last moved.
+def counting(
+    snapshot: Snapshot, earliest: UncertainTime | None, but: Collection[int] = ()
+) -> dict[int, UnrecordedWait]:
+    """The wait of each rank that counts, since the rank last moved; `but` some, which are in ops.
 
     With `earliest` it was seen then or later, and has lasted, because a rank on its way passes
     through calls too; but initialization is rare, so that one look is enough. Without: no rank is
@@ -74,8 +76,7 @@ def counting(snapshot: Snapshot, earliest: UncertainTime | None) -> dict[int, Un
     rest_ns = snapshot.threshold_ns.min(initial=FOREVER) * AT_REST
     found = {}
     for rank, known in snapshot.unrecorded.items():
-        row = snapshot.row(rank)
-        if row < 0 or snapshot.state[row] not in ALIVE:
+        if rank in but or (row := snapshot.row(rank)) < 0 or snapshot.state[row] not in ALIVE:
             continue
         moved_at = int(snapshot.moved_at[row])
         waits = [
