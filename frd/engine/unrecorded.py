@@ -15,11 +15,13 @@ from typing import Final
 from frd.engine.clocks.uncertain_time import FOREVER, UncertainTime
 from frd.engine.findings import text
 from frd.engine.state.snapshot import AT_REST, Snapshot
-from frd.model import NATIVE, NodeNs, RankState, UnrecordedWait
+from frd.model import DEVICE, IDLE, NATIVE, POLL, REST, NodeNs, RankState, UnrecordedWait
 
 ONE_SIDED: Final = frozenset({"send", "recv", "lock", "store", NATIVE})
 """Waits for the very peers that they name. In all others the members of a group wait for each
 other: who is in the same call does not hold it up."""
+NO_CALL: Final = frozenset({"", DEVICE, IDLE, POLL, REST})
+"""What a rank may be seen in without a wait for another rank that is known."""
 ALIVE: Final = (RankState.LIVE, RankState.SILENT)
 
 
@@ -37,7 +39,7 @@ def counting(snapshot: Snapshot, stalled_at: UncertainTime) -> dict[int, Unrecor
         still = [
             replace(wait, since_ns=NodeNs(max(wait.since_ns, moved_at)))
             for wait in waits
-            if wait.op
+            if wait.op not in NO_CALL
         ]
         lasting = [
             w for w in still if w.as_of_ns >= earliest and w.as_of_ns - w.since_ns >= rest_ns

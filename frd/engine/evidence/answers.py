@@ -1,8 +1,9 @@
 """What the answers of ranks mean: waits that they prove, and evidence for findings.
 
 One stack shows one moment between the request and the answer. If the next one shows the same call
-from the same line, and the main thread has not run in between, it is the same wait: it has lasted
-at least from the first answer to the second request. Late and repeated answers prove no more.
+from the same line, and the main thread has hardly run in between, it is the same wait: it has
+lasted at least from the first answer to the second request. So has a rest in no call that is known.
+Late and repeated answers prove no more.
 
 Of what an inspection shows, two things are waits for other ranks: a process of another rank
 provably holds what this one waits for; or the rank is in a native call that may wait for another
@@ -18,11 +19,18 @@ from typing import Final
 from frd.decodable import decodable
 from frd.engine.findings import text
 from frd.engine.findings.attachments import Evidence, cleaned
-from frd.engine.unrecorded import ONE_SIDED
 from frd.flight.stacks.places import activity_of
-from frd.flight.stacks.waits import Call, call_of, has_stack, native_line
+from frd.flight.stacks.waits import (
+    Call,
+    call_of,
+    elsewhere_of,
+    has_stack,
+    is_one_wait,
+    native_line,
+)
 from frd.model import (
     NATIVE,
+    REST,
     Activity,
     AlignedNs,
     AttemptKey,
@@ -39,9 +47,6 @@ from frd.model import (
 from frd.wire.waits import WaitReport
 
 _NEVER: Final = AlignedNs(0)
-_WAKES_NS: Final = 1_000_000
-"""Processor time that a wait for the store may use between two stacks: it wakes every ten seconds
-to look at its time-out, which takes a few hundred microseconds. A wait for a peer uses none."""
 _REWORD_S: Final = 10.0
 """How often a finding is updated if a rank waits for the same kind of thing, in other words or for
 longer. The journal holds what changes a finding: with a tenth of it, ten times as much."""
@@ -58,16 +63,23 @@ class Stack:
 
     activity: Activity
     call: Call | None = None
-    """The call of torch.distributed that the main thread is in."""
+    """The call that the main thread is in."""
     native_line: str = ""
     is_whole: bool = False
     """Its main thread was seen, and has not left the program."""
+    elsewhere: Call | None = None
+    """Where it is, if in no call that is known."""
 
     @classmethod
     def of(cls, said: str, *, activity: bool = True) -> Stack:
         """Without `activity`: for no finding."""
         shown = activity_of(said) if activity else Activity()
-        return cls(shown, call_of(said), native_line(said), has_stack(said))
+        call, elsewhere = call_of(said), elsewhere_of(said)
+        return cls(shown, call, native_line(said), has_stack(said), elsewhere)
+
+    @property
+    def place(self) -> Call | None:
+        return self.call or self.elsewhere
 
 
 @decodable
@@ -103,12 +115,16 @@ class Answer:
 
 @dataclass(slots=True)
 class _Sighting:
-    """The call that the last stack of a rank showed."""
+    """The place that the last stack of a rank showed."""
 
     call: Call
     since: AlignedNs
+    seen_at: AlignedNs
     confirm_at: AlignedNs | None
     """When another stack may prove it; None if one was asked for."""
+
+    def goes_on(self, call: Call, asked_at: AlignedNs) -> bool:
+        return is_one_wait(self.call, call, max(asked_at - self.seen_at, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +169,7 @@ class Answers:
     @property
     def waiting(self) -> Collection[int]:
         """The ranks whose last stack showed a wait."""
-        return self._sightings.keys()
+        return [rank for rank, sighting in self._sightings.items() if sighting.call.op]
 
     def to_confirm(self, now: AlignedNs) -> list[int]:
         """The ranks whose wait another stack may prove now; each is returned once."""
@@ -187,8 +203,9 @@ class Answers:
         """With what earlier stacks of its rank have shown."""
         since, rank = answer.since, answer.rank
         known, stack = self._sightings.get(rank), answer.stack
-        if known is not None and stack is not None and stack.call is not None:
-            since = known.since if _is_one_wait(known.call, stack.call) else _NEVER
+        if known is not None and stack is not None and stack.place is not None:
+            is_one = known.goes_on(stack.place, answer.asked_at)
+            since = known.since if is_one else _NEVER
         line = self._lines.get(rank, answer.line) if answer.blocked is not None else ""
         return replace(answer, since=since, line=line)
 
@@ -203,22 +220,26 @@ class Answers:
         if not stack.is_whole:
             return None
         self._lines[rank] = stack.native_line
-        call, known = stack.call, self._sightings.get(rank)
+        call, known = stack.place, self._sightings.get(rank)
         if call is None:
             self._sightings.pop(rank, None)
             at = NodeNs(answer.asked_at)
             return UnrecordedWait(rank, WaitSource.STACK, "", at, at)
-        if known is not None and not _is_one_wait(known.call, call):
+        if known is not None and not known.goes_on(call, answer.asked_at):
             known = None
         since = known.since if known is not None else answer.since or answer.answered_at
         as_of = max(since, answer.asked_at)
         due = [known.confirm_at if known is not None else None]
-        due.append(after_ns and AlignedNs(since + after_ns(call.op)))
+        due.append(after_ns and call.op and AlignedNs(since + after_ns(call.op)) or None)
         # Two requests at the same time prove nothing: a later stack still has to.
         confirm_at = min((at for at in due if at is not None and at > as_of), default=None)
-        self._sightings[rank] = _Sighting(call, since, confirm_at)
+        self._sightings[rank] = _Sighting(call, since, answer.answered_at, confirm_at)
+        if not call.op and as_of == since:  # one moment, in which it may be running
+            at = NodeNs(answer.asked_at)
+            return UnrecordedWait(rank, WaitSource.STACK, "", at, at)
         times = NodeNs(since), NodeNs(as_of)
-        return UnrecordedWait(rank, WaitSource.STACK, call.op, *times, detail=call.where)
+        op = call.op or REST
+        return UnrecordedWait(rank, WaitSource.STACK, op, *times, detail=call.where)
 
     # -- inspections ---------------------------------------------------------------------------
 
@@ -285,15 +306,6 @@ def evidence_of(answer: Answer) -> Evidence | None:
     if answer.stack is not None and answer.stack.activity != Activity():
         return Evidence(answer.rank, answer.stack.activity)
     return None
-
-
-def _is_one_wait(before: Call, after: Call) -> bool:
-    if (before.op, before.where) != (after.op, after.where):
-        return False
-    if before.ran_ns is None or after.ran_ns is None:
-        return False
-    most = 0 if after.op in ONE_SIDED - {"store"} else _WAKES_NS
-    return 0 <= after.ran_ns - before.ran_ns <= most
 
 
 def _other_holder(rank: int, report: WaitReport) -> Holder | None:

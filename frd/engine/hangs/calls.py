@@ -81,7 +81,7 @@ def seen_outside(snapshot: Snapshot) -> dict[int, int]:
     return {
         rank: max(wait.as_of_ns for wait in known)
         for rank, known in snapshot.unrecorded.items()
-        if known and not any(wait.op for wait in known)
+        if known and all(wait.op in unrecorded.NO_CALL for wait in known)
     }
 
 
@@ -102,7 +102,7 @@ class _Calls:
             calls = [
                 replace(wait, since_ns=NodeNs(max(wait.since_ns, moved_at)))
                 for wait in known
-                if wait.op and wait.as_of_ns > moved_at
+                if wait.op not in unrecorded.NO_CALL and wait.as_of_ns > moved_at
             ]
             if calls:
                 last = max(calls, key=lambda wait: (bool(wait.peers), wait.as_of_ns))
