@@ -827,13 +827,13 @@ def stage_in(codes: list[CodeType]) -> str:
     return ""
 
 
-def program_thread() -> threading.Thread:
+def program_thread() -> Any:
     """The main thread, or the one in which a framework runs the program."""
     for ident, thread in list(threading._active.items()):  # type: ignore[attr-defined]
         for code in of_main_thread("f_code", ident=ident):
             end = _PROGRAM_THREADS.get(code.co_name)
             if end is not None and code.co_filename.endswith(end):
-                return thread  # type: ignore[no-any-return]
+                return thread
     return threading.main_thread()
 
 
