@@ -4,10 +4,10 @@ It knows torch's process groups, recorder counters and allocator counters, the p
 (`frd_agent.phases`), and six files in the run directory: an identity (JSON, replaced as a whole),
 counters (binary: of collectives about once a second, of the allocator five times; in a container
 also of host memory), the unix socket of torch's own C++ worker server, a stage (JSON, only during
-an initialization that takes longer than some seconds, and while counters rest), phases (JSON, only if the program has any),
-and dumps of recorders that no worker server gives (JSON, when their counters rest). It knows
-nothing of jobs, agents and services, and is self-contained: standard library only, Python 3.9 or
-later, loaded by path where frd is not installed.
+an initialization that takes longer than some seconds, and while counters rest), phases (JSON, only
+if the program has any), and dumps of recorders that no worker server gives (JSON, when their
+counters rest). It knows nothing of jobs, agents and services, and is self-contained: standard
+library only, Python 3.9 or later, loaded by path where frd is not installed.
 
 The rank is sacred. One daemon thread does everything and sleeps except for about 100 µs a second. A
 failure costs one line on stderr, and the rank runs on as if frd were not there. The tap installs no
@@ -54,7 +54,8 @@ with torch 2.13 on CPUs, and what needs a GPU with torch 2.11:
   in between, so this thread keeps no frame alive and destroys no object of the program. A walk
   takes 5 to 30 µs, once a second, and only in a process that is no rank yet although its
   environment has all that init_process_group reads, or in a rank whose counters rest: there one
-  walk for each Python thread, and @@ µs for the file, of which @@ with the GIL.
+  for each Python thread. With the file that is 0.3 ms of processor time, 0.2 ms of them with the
+  GIL, in pieces of at most 40 µs.
 - A framework's worker may run the train function in a thread and keep its exception. Once a thread
   has ended and none is left in code that uses torch, nothing trains: only then the tap looks, once,
   for exceptions among all objects, which holds the GIL for 130 ms per million objects.
@@ -827,17 +828,18 @@ def stage_in(codes: list[CodeType]) -> str:
     return ""
 
 
-def program_thread() -> Any:
-    """The main thread, or the one in which a framework runs the program."""
+def program_thread() -> tuple[int | None, int]:
+    """The main thread, or the one in which a framework runs the program: its numbers for Python and
+    for the kernel. Of the main thread of a forked process, Python may have that of its parent."""
     for ident, thread in list(threading._active.items()):  # type: ignore[attr-defined]
         for code in of_main_thread("f_code", ident=ident):
             end = _PROGRAM_THREADS.get(code.co_name)
             if end is not None and code.co_filename.endswith(end):
-                return thread
-    return threading.main_thread()
+                return ident, thread.native_id
+    return None, os.getpid()
 
 
-def ran_ns(task: int | None) -> int | None:
+def ran_ns(task: int) -> int | None:
     """How long that thread of this process has run; None where the kernel does not count."""
     words = _words(f"/proc/self/task/{task}/schedstat")
     return int(words[0]) or None if words else None
@@ -892,9 +894,9 @@ class Stage:
                 return
         else:
             self._claim, self._op, self._since_ns = None, "", time.time_ns()
-        thread = program_thread()
-        self._places = of_main_thread("f_code", "f_lineno", ident=thread.ident)
-        self._ran_ns = ran_ns(thread.native_id)
+        ident, task = program_thread()
+        self._places = of_main_thread("f_code", "f_lineno", ident=ident)
+        self._ran_ns = ran_ns(task)
         if self._places:
             self._find_op(now)
             self._write(now)

@@ -230,7 +230,7 @@ class Answers:
         since = known.since if known is not None else answer.since or answer.answered_at
         as_of = max(since, answer.asked_at)
         due = [known.confirm_at if known is not None else None]
-        due.append(after_ns and call.op and AlignedNs(since + after_ns(call.op)) or None)
+        due.append(AlignedNs(since + after_ns(call.op)) if after_ns and call.op else None)
         # Two requests at the same time prove nothing: a later stack still has to.
         confirm_at = min((at for at in due if at is not None and at > as_of), default=None)
         self._sightings[rank] = _Sighting(call, since, answer.answered_at, confirm_at)

@@ -21,7 +21,7 @@ class Rank:
     """A rank whose tap looks once a second."""
 
     def __init__(self) -> None:
-        self.looks = Looks(lambda at: NodeRawNs(at))
+        self.looks = Looks(NodeRawNs)
         self.at_s = 100
 
     def look(self, *frames: str, ran_ns: int | None = 7_000, op: str = "") -> Stage | None:
@@ -29,9 +29,18 @@ class Rank:
         self.at_s += 1
         at_ns = NodeNs(self.at_s * S)
         places = tuple(ExitFrame(file, 8, name) for file, name in map(str.split, frames))
-        ids = {"schema": 1, "token": "a", "pid": 7, "start_ticks": 0}
-        times = {"since_ns": NodeNs(101 * S), "as_of_ns": at_ns}
-        self.looks.take(StageReport(**ids, **times, op=op, frames=places, ran_ns=ran_ns))
+        report = StageReport(
+            schema=1,
+            token="a",
+            pid=7,
+            start_ticks=0,
+            op=op,
+            since_ns=NodeNs(101 * S),
+            as_of_ns=at_ns,
+            frames=places,
+            ran_ns=ran_ns,
+        )
+        self.looks.take(report)
         return self.looks.stage
 
 
@@ -81,9 +90,7 @@ def test_what_a_wait_may_use(frames: tuple[str, ...], used_ns: int, op: str, las
     assert times(seen) == [(op, 101 if lasts else 102, 102, False)]
 
 
-@pytest.mark.parametrize(
-    ("frames", "ran_ns"), [(OWN, None), ((f"{C10D} all_reduce", *OWN), 7_000)]
-)
+@pytest.mark.parametrize(("frames", "ran_ns"), [(OWN, None), ((f"{C10D} all_reduce", *OWN), 7_000)])
 def test_what_proves_no_rest(frames: tuple[str, ...], ran_ns: int | None) -> None:
     """Where the kernel counts no processor time, and in a collective: its entry says more."""
     rank = Rank()
