@@ -46,7 +46,7 @@ def receive(source: str) -> None:
 
 
 def read(path: str) -> None:
-    """Of a pipe: until somebody writes to it."""
+    """Of a pipe: until another process writes to it."""
     with open(path, "rb") as file:
         file.read()
 

@@ -137,7 +137,7 @@ def test_a_stage_that_was_taken_already() -> None:
 
 
 def test_news() -> None:
-    """That it is seen at work is none, nor in which line."""
+    """That a rank is seen at work is no news, and neither is its line."""
     work, later = (Stage("", NodeRawNs(at), NodeRawNs(at), f"a.py:{at} in f") for at in (1, 2))
     rest = Stage(REST, NodeRawNs(1), NodeRawNs(2), "a.py:1 in f", rests=True)
     assert not is_news(None, work)

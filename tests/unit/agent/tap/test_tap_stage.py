@@ -213,7 +213,7 @@ def test_a_process_on_its_way_to_be_a_rank(process: Process) -> None:
 
 def test_a_rank_whose_counters_rest(process: Process) -> None:
     """It is published at the first look and once a second, without a claim, and with the processor
-    time of the thread; its stage begins anew when it is in another call, and ends when it moves."""
+    time of the thread. Its stage begins again in another call, and ends when the rank moves."""
     stage = process.stage()
     process.now_s += 60
     process.codes = [code("new_group", C10D), *OUTSIDE]
