@@ -16,7 +16,7 @@ from frd.cli.commands.demo.scripted_rank import ScriptedRank
 from frd.flight.decode import parse
 from frd.flight.entry import Dump, Entry
 from frd.flight.write import write_pickle
-from frd.model import REST, ExitKind, Flags, RankState, Stage
+from frd.model import NATIVE, REST, ExitKind, Flags, RankState, Stage
 from frd.wire.clock import ClockHello, Ping
 from frd.wire.messages import Part
 from frd_agent.node_time import raw_now
@@ -77,12 +77,12 @@ async def test_a_hanging_job_is_reported(tmp_path: Path) -> None:
 @pytest.mark.recorder
 @pytest.mark.torch
 async def test_where_ranks_are_at_rest(tmp_path: Path) -> None:
-    """Three ranks wait for commands, and reduce; then one is in a collective, one receives from the
-    third, and that reads a pipe. The agent reports what each waits in, in which line, and that it
-    rests. Nothing is asked."""
+    """Four ranks wait for commands, and reduce; then one is in a collective, two receive from the
+    last, one of them by `work.wait()`, and that reads a pipe. The agent reports what each waits in,
+    in which line, and that it rests. Nothing is asked."""
     os.mkfifo(tmp_path / "data")
     run_dir = tmp_path / "run"
-    with puppets(3, run_dir, FRD_JOB="j") as ranks:
+    with puppets(4, run_dir, FRD_JOB="j") as ranks:
         async with serving(Collector()) as service, agent(run_dir, service.address):
 
             def stage(rank: int) -> Stage | None:
@@ -95,20 +95,22 @@ async def test_where_ranks_are_at_rest(tmp_path: Path) -> None:
                 return bool(is_in and found and (found.rests or not op))
 
             await asyncio.to_thread(everywhere, ranks, "init")
-            await async_until(lambda: all(shows(n, REST, "<module>") for n in range(3)), "commands")
+            await async_until(lambda: all(shows(n, REST, "<module>") for n in range(4)), "commands")
             for rank in ranks:
                 rank.send("reduce 2000")
-            await async_until(lambda: not any(stage(n) for n in range(3)), "the job moves")
+            await async_until(lambda: not any(stage(n) for n in range(4)), "the job moves")
             for rank in ranks:
                 await asyncio.to_thread(rank.answer)
             began_ns = raw_now()
-            for number, does in enumerate(("reduce", "receive 2", f"read {tmp_path / 'data'}")):
-                ranks[number].send(does)
+            fault = "reduce", "receive 3", "wait 3", f"read {tmp_path / 'data'}"
+            for rank, does in zip(ranks, fault, strict=True):
+                rank.send(does)
             await async_until(lambda: shows(1, "recv", "receive"), "the receiving rank")
-            await async_until(lambda: shows(2, REST, "read"), "the reading rank")
+            await async_until(lambda: shows(2, NATIVE, "wait"), "the rank that waits for work")
+            await async_until(lambda: shows(3, REST, "read"), "the reading rank")
             await async_until(lambda: shows(0, "", "reduce"), "the rank in a collective")
             assert raw_now() - began_ns < 6e9
-            assert all(one and one.since_ns - began_ns < 3e9 for one in map(stage, (1, 2)))
+            assert all(one and one.since_ns - began_ns < 3e9 for one in map(stage, (1, 2, 3)))
             assert not service.parts
 
 

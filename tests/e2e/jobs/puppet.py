@@ -45,6 +45,12 @@ def receive(source: str) -> None:
     dist.recv(torch.ones(8), int(source))
 
 
+def wait(source: str) -> None:
+    work = dist.irecv(torch.ones(8), int(source))
+    assert work is not None
+    work.wait()
+
+
 def read(path: str) -> None:
     """Of a pipe: until another process writes to it."""
     with open(path, "rb") as file:
@@ -107,7 +113,10 @@ def fail(text: str) -> None:
 
 
 kept: list[object] = []
-KNOWN = init, destroy, reduce, receive, read, group, weights, load, fork, hold, grow, child, fail
+KNOWN = (
+    *(init, destroy, reduce, receive, wait, read, group, weights, load, fork, hold, grow, child),
+    fail,
+)
 COMMANDS = {f.__name__: f for f in KNOWN}
 
 for line in sys.stdin:

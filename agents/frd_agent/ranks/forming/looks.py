@@ -4,15 +4,18 @@ A tap publishes frames and processor time of the thread that runs the program, a
 while the counters of the rank rest. One look shows a moment; two of them that show the same place
 and hardly any processor time in between show one wait (`frd.flight.stacks.waits`), as two stacks do
 that are requested, but they cost the rank nothing that it could notice.
+
+A rank at rest in native code may wait for another rank, in work that it has posted. The kernel
+shows whether that can be: then its main thread waits for another thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from frd.flight.stacks.text import stack_of
+from frd.flight.stacks.text import is_of_standard_library, stack_of
 from frd.flight.stacks.waits import Call, is_one_wait, place_of
-from frd.model import REST, NodeNs, NodeRawNs, Stage
+from frd.model import NATIVE, REST, NodeNs, NodeRawNs, Stage
 from frd_agent.ranks.forming.stage_files import StageReport
 
 _MAX_TEXT = 200
@@ -31,14 +34,15 @@ class Looks:
         self.stage: Stage | None = None
         """None: where the program is cannot be known."""
 
-    def take(self, report: StageReport) -> None:
-        """The tap may have looked again."""
+    def take(self, report: StageReport, waits_for_thread: Callable[[], bool]) -> None:
+        """The tap may have looked again. `waits_for_thread`: what the kernel shows at present."""
         if report is not self._report:
             self._report = report
-            self.stage = self._with(report)
+            self.stage = self._with(report, waits_for_thread)
 
-    def _with(self, report: StageReport) -> Stage | None:
-        place = place_of(stack_of(report.frames, report.ran_ns))
+    def _with(self, report: StageReport, waits_for_thread: Callable[[], bool]) -> Stage | None:
+        stack = stack_of(report.frames, report.ran_ns)
+        place = place_of(stack)
         at = max(self._to_raw(report.as_of_ns), self._at)
         if report.op:
             where = place.where[:_MAX_TEXT] if place is not None else ""
@@ -53,6 +57,8 @@ class Looks:
         self._at = at
         rests = goes_on and place.ran_ns is not None and place.ran_ns == self._ran_ns
         op = place.op or (REST if goes_on else "")
+        is_native = op == REST and not is_of_standard_library(stack.main[0])
+        op = NATIVE if is_native and waits_for_thread() else op
         return Stage(op, self._since, at, place.where[:_MAX_TEXT], rests)
 
 

@@ -20,6 +20,7 @@ import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,7 @@ from msgspec.structs import asdict
 
 from frd.model import NodeRawNs
 from frd_agent import tap
+from frd_agent.inspection.reading.threads import waits_for_thread
 from frd_agent.proc import Vital, number_here, read_stat
 from frd_agent.ranks.forming.forming_rank import FormingRank
 from frd_agent.ranks.forming.looks import Looks, is_news
@@ -133,7 +135,8 @@ class Forming:
                 token = file.content.token
                 if file.content.claim is None:  # else from before it had groups
                     looks[token] = self._looks.get(token) or Looks(self._shared.time.until)
-                    looks[token].take(file.content)
+                    shows = partial(_waits_for_thread, by_token[token])
+                    looks[token].take(file.content, shows)
             elif file.content.claim is not None:
                 reports[file.content.token] = file.content
                 self._learn(file, file.content, now_ns)
@@ -299,6 +302,11 @@ class Forming:
             if rank.identity.seat[:2] == key:
                 rank.forget()
                 self._ended.remove((at_ns, rank))
+
+
+def _waits_for_thread(rank: Rank) -> bool:
+    pid = rank.process.readable
+    return pid is not None and waits_for_thread(pid)
 
 
 def _remove(path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frd.model import DEVICE, IDLE, POLL, REST, NodeNs, NodeRawNs, Stage
+from frd.model import DEVICE, IDLE, NATIVE, POLL, REST, NodeNs, NodeRawNs, Stage
 from frd_agent.ranks.forming.looks import Looks, is_news
 from frd_agent.ranks.forming.stage_files import StageReport
 from frd_agent.ranks.tap_files import ExitFrame
@@ -23,6 +23,8 @@ class Rank:
     def __init__(self) -> None:
         self.looks = Looks(NodeRawNs)
         self.at_s = 100
+        self.waits_for_thread = False
+        """What the kernel shows."""
 
     def look(self, *frames: str, ran_ns: int | None = 7_000, op: str = "") -> Stage | None:
         """Frames as ``FILE NAME``, in line 8."""
@@ -40,7 +42,7 @@ class Rank:
             frames=places,
             ran_ns=ran_ns,
         )
-        self.looks.take(report)
+        self.looks.take(report, lambda: self.waits_for_thread)
         return self.looks.stage
 
 
@@ -68,6 +70,16 @@ def test_a_rest() -> None:
         *(("", 101, 101, False), ("", 102, 102, False)),
         *((REST, 102, 103, True), (REST, 102, 104, True), ("", 105, 105, False)),
     ]
+
+
+def test_posted_work() -> None:
+    """`work.wait()` leaves no frame; the kernel shows that the rank waits for another thread. Below
+    code of the standard library that is another wait."""
+    rank, queue = Rank(), (f"{LIB}/threading.py wait", *OWN)
+    rank.waits_for_thread = True
+    assert times(rank.look(*OWN), rank.look(*OWN))[1] == (NATIVE, 101, 102, True)
+    elsewhere = [rank.look(*queue, ran_ns=9_000) for _ in range(2)]
+    assert times(*elsewhere)[1] == (REST, 103, 104, True)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +144,7 @@ def test_a_stage_that_was_taken_already() -> None:
     first = rank.look(*OWN)
     report = rank.looks._report
     assert report is not None
-    rank.looks.take(report)
+    rank.looks.take(report, lambda: True)
     assert rank.looks.stage is first
 
 
