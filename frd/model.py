@@ -439,6 +439,9 @@ REST: Final = "rest"
 that is known."""
 OUTSIDE: Final = frozenset({"", REST, IDLE})
 """What a rank is in that waits for no other one."""
+CHILD: Final = "child"
+"""It waits for a child process that is blocked in nothing that is known: that one may compute. No
+rank is its peer."""
 NATIVE: Final = "native call"
 """The op of a wait in a call of C or C++ that a line of the program makes, with a time-out and for
 another thread: what a wait for a send or receive of Gloo looks like (``work.wait()``)."""
@@ -455,8 +458,8 @@ class UnrecordedWait:
     source: WaitSource
     op: str
     """``init_process_group``, ``new_group``, ``recv``, ``monitored_barrier``, `LOCK`, `POLL`,
-    `DEVICE`, `IDLE`, `REST`, `NATIVE`. Empty: as of `as_of_ns` the rank waits in nothing that this
-    source would show."""
+    `DEVICE`, `IDLE`, `REST`, `CHILD`, `NATIVE`. Empty: as of `as_of_ns` the rank waits in nothing
+    that this source would show."""
     since_ns: NodeNs | NodeRawNs
     """Node time: it has waited at least since then."""
     as_of_ns: NodeNs | NodeRawNs

@@ -13,6 +13,7 @@ import numpy as np
 
 from frd.engine.state.tables import RankTable
 from frd.model import (
+    CHILD,
     IDLE,
     POLL,
     REST,
@@ -24,7 +25,7 @@ from frd.model import (
     WaitSource,
 )
 
-NO_WAIT: Final = frozenset({"", IDLE, REST})
+NO_WAIT: Final = frozenset({"", IDLE, REST, CHILD})
 """In these a rank waits for no other."""
 
 
