@@ -32,6 +32,7 @@ from frd.flight.stacks.waits import (
     native_line,
 )
 from frd.model import (
+    CHILD,
     IDLE,
     LOCK,
     NATIVE,
@@ -63,7 +64,7 @@ _REST: Final = frozenset(
     {
         *(WaitKind.FILE_READ, WaitKind.FILE_WRITE, WaitKind.FILE_SYNC, WaitKind.FILE_OPEN),
         *(WaitKind.PAGE_FAULT, WaitKind.SLEEP, WaitKind.STOPPED),
-        *(WaitKind.CHILD, WaitKind.PIPE_WORKER),
+        WaitKind.PIPE_WORKER,
     }
 )
 """Kinds of wait that no other rank ends, unless a process of it is the holder."""
@@ -370,6 +371,8 @@ def _seen_in(answer: Answer, report: WaitReport) -> tuple[str, str]:
         return IDLE, text.clean(found.says)
     if report.may_be_for_peer and answer.line:
         return NATIVE, answer.line
+    if found.kind is WaitKind.CHILD:
+        return CHILD, text.clean(found.says)
     if is_seen and holder is None and _is_rest(answer, found):
         return REST, text.clean(found.says)
     return "", ""
