@@ -102,6 +102,8 @@ class Attempt:
         self.attended_since = AlignedNs(0)
         """Since when `Engine.advance` has been called without a break."""
         self.utc_ahead_ns = 0
+        self.can_ask = False
+        """See `Snapshot.can_ask`."""
         self._observed = 0
         self.gap_entries = 0
         self.memory = Memory(policy)
@@ -392,6 +394,13 @@ class Attempt:
         if wait.rank in self._ranks.infos and self.tables.unrecorded.observe(wait):
             self._observed += 1
 
+    def observe_unanswered(self, rank: int, asked_at: AlignedNs, why: str) -> bool:
+        """The stack of a rank was asked for in vain; true if that changes what is known."""
+        if not self.tables.unrecorded.observe_unanswered(rank, asked_at, why):
+            return False
+        self._observed += 1
+        return True
+
     def observe_sighting(self, wait: UnrecordedWait) -> None:
         """The same in aligned time."""
         aligned = AlignedNs(wait.since_ns), AlignedNs(wait.as_of_ns)
@@ -438,12 +447,14 @@ class Attempt:
     def tick(self, now: AlignedNs) -> Tick:
         """What the detectors may read at this time."""
         collectives = self._collectives
+        stalls, early = self.long_waits(now)
         return Tick(
             now=now,
             revision=self._observed + self.clocks.revision,
             policy=self._policy,
             world_size=self.world_size,
-            stalls=self.stalls(now),
+            stalls=stalls,
+            early=early,
             has_mismatches=collectives.disagrees,
             has_exits=self.tables.has_exits(),
             has_calls=self.tables.unrecorded.any_waits,
@@ -478,6 +489,10 @@ class Attempt:
 
     def stalls(self, now: AlignedNs) -> StallTable:
         """Waiting that telemetry has confirmed to be longer than its group's threshold."""
+        return self.long_waits(now)[0]
+
+    def long_waits(self, now: AlignedNs) -> tuple[StallTable, StallTable]:
+        """The same, and all that is longer than `EARLY` of the threshold."""
         self._collectives.settle(now)
         return snapshot_parts.stalls(
             self.tables, self._policy.stall_after_ns, self._collectives.ends_early, now
@@ -505,6 +520,8 @@ class Attempt:
             hidden=frozenset(self._pairs.rank[self._pairs.hidden].tolist()),
             unshown=frozenset(self._pairs.group[self._pairs.unshown].tolist()),
             unrecorded=self.tables.unrecorded.snapshot(self._ranks, now),
+            unanswered=dict(self.tables.unrecorded.unanswered),
+            can_ask=self.can_ask,
             call_threshold_ns=self.call_thresholds_ns(now),
             **snapshot_parts.ranks(self.tables, pairs, now),
         )

@@ -53,8 +53,11 @@ class Engine:
     """All attempts: observe rows, advance time, take answers, restore and adopt findings,
     snapshot."""
 
-    def __init__(self, policy: Policy, utc_ahead_ns: int = 0) -> None:
+    def __init__(self, policy: Policy, utc_ahead_ns: int = 0, *, can_ask: bool = False) -> None:
+        """`can_ask`: the questions of `advance` are asked, and what is answered comes to
+        `answer`."""
         self.policy = policy
+        self.can_ask = can_ask
         self.utc_ahead_ns = self._reported_ahead_ns = utc_ahead_ns
         self._evaluations: dict[AttemptKey, Evaluation] = {}
         self._of_job: defaultdict[str, dict[AttemptKey, Evaluation]] = defaultdict(dict)
@@ -262,7 +265,7 @@ class Engine:
         left = _PAIRS_PER_ADVANCE
         room = {job: self._room(of_job.values()) for job, of_job in self._of_job.items()}
         for evaluation in sorted(self._evaluations.values(), key=lambda one: one.looked_at):
-            evaluation.attended(self._attended_since, self.utc_ahead_ns)
+            evaluation.attended(self._attended_since, self.utc_ahead_ns, can_ask=self.can_ask)
             events += evaluation.expire(now)
             if left <= 0:
                 continue

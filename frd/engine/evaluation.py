@@ -6,23 +6,24 @@ The evaluation decides when an attempt is over, and which findings outlast it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
 from frd.engine.attempt import Attempt
 from frd.engine.clock_faults import ClockDetector
 from frd.engine.evidence.answers import Answer, Answers, evidence_of
-from frd.engine.evidence.questions import Question, Questions, confirmed_after
+from frd.engine.evidence.questions import Question, Questions, confirmed_after, without_stack
 from frd.engine.findings import builder, text
 from frd.engine.findings.attachments import Evidence
-from frd.engine.findings.claim import NEVER, Known, Lifetime, Look
+from frd.engine.findings.claim import NEVER, Claim, Known, Lifetime, Look
 from frd.engine.findings.tracker import Tracker
 from frd.engine.hangs.detector import HangDetector, look_at
 from frd.engine.losses.exits import exits
 from frd.engine.losses.lost_ranks import first_failed, judged_after_s
 from frd.engine.memory.detector import MemoryDetector
 from frd.engine.policy import Policy
+from frd.engine.state.lazy import once
 from frd.engine.stragglers.detector import StragglerDetector
 from frd.engine.tick import Tick
 from frd.engine.views import AttemptView
@@ -69,9 +70,11 @@ class Evaluation:
             ClockDetector(),
         ]
         self._lifetimes = [detector.lifetime(policy) for detector in self._detectors]
-        self.tracker = Tracker(key, self._lifetimes)
-        self._questions = Questions(key)
         self.answers = Answers()
+        self.tracker = Tracker(key, self._lifetimes, self._known_of)
+        self._questions = Questions(key)
+        self._tick: Tick | None = None
+        """Of a look after which no rank was asked yet."""
         self.looked_at = AlignedNs(0)
         """When the detectors were asked last."""
         self.attempt: Attempt | None = None
@@ -137,9 +140,11 @@ class Evaluation:
             closed += self.tracker.expire(now, min(after_s, _UNHEARD_S), of=(Kind.RANK_LOST,))
         return closed
 
-    def attended(self, since: AlignedNs, utc_ahead_ns: int) -> None:
-        """Since when the engine has been evaluated without a break, and where UTC is."""
+    def attended(self, since: AlignedNs, utc_ahead_ns: int, *, can_ask: bool) -> None:
+        """Since when the engine has been evaluated without a break, where UTC is, and whether
+        ranks can be asked."""
         if self.attempt is not None:
+            self.attempt.can_ask = can_ask
             self.attempt.attended_since, self.attempt.utc_ahead_ns = since, utc_ahead_ns
 
     def look(self, now: AlignedNs, *, room: int) -> Iterator[FindingEvent]:
@@ -175,7 +180,9 @@ class Evaluation:
             outlasting = (Kind.OOM,) if is_long_over else _FATAL
             yield from self.tracker.close_all(now, "the attempt ended", but=outlasting)
             return
-        tick, most = attempt.tick(now), len(self.tracker) + room
+        placed = once(lambda: self.answers.placed)
+        self._tick = tick = replace(attempt.tick(now), placed=placed)
+        most = len(self.tracker) + room
         for detector, lifetime in zip(self._detectors, self._lifetimes, strict=True):
             # Nothing becomes critical of what no agent will report on.
             life = replace(lifetime, critical_after_s=NEVER) if is_left else lifetime
@@ -190,8 +197,13 @@ class Evaluation:
         """What ranks are to be asked now; `events` are what has just changed."""
         if self.attempt is None:
             return []
-        of, findings = (self.attempt, self.answers), self.tracker.shown()
-        return self._questions.due(now, *of, findings, events, is_over=self.over_at is not None)
+        (tick, self._tick), findings = (self._tick, None), self.tracker.shown()
+        is_over, is_dismissed = self.over_at is not None, bool(self.tracker.dismissed())
+        return self._questions.due(
+            *(now, self.attempt, self.answers, tick, findings, events),
+            is_over=is_over,
+            is_dismissed=is_dismissed,
+        )
 
     def answer(self, answer: Answer, now: AlignedNs) -> tuple[Evidence | None, Answer | None]:
         """What its finding says because of an answer, and what a replay has to be given."""
@@ -209,11 +221,18 @@ class Evaluation:
             evidence = answers.shown(
                 answer, report, finding, lambda rank, at: attempt.to_aligned(rank, at, now)
             )
-        elif (stack := answer.stack) is not None:
+        elif (stack := answer.stack) is not None and stack.is_whole:
             after_ns = confirmed_after(answer.occasion, attempt, self._policy, now)
-            if (wait := answers.of_stack(answer, stack, after_ns)) is not None:
-                attempt.observe_sighting(wait)
+            wait = answers.of_stack(answer, stack, after_ns)
+            attempt.observe_sighting(wait)
+        elif (why := without_stack(answer)) and attempt.observe_unanswered(
+            answer.rank, answer.asked_at, why
+        ):
+            return evidence, answer
         return evidence, answer if evidence is not None or wait is not None else None
+
+    def _known_of(self, claim: Claim, finding: str) -> Iterable[Evidence]:
+        return self.answers.known_of(claim, finding)
 
     def supersede(self, now: AlignedNs, reason: str) -> list[FindingEvent]:
         """Another attempt of the job replaces this one: report what ended it, close findings."""

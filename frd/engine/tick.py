@@ -6,7 +6,7 @@ they are computed when a detector first asks for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from frd.engine.matching.clock_hints import ClockHint
@@ -26,6 +26,8 @@ class Tick:
     policy: Policy
     world_size: int
     stalls: StallTable
+    early: StallTable
+    """These and the waits that have lasted for half as long, see `EARLY`."""
     has_mismatches: bool
     has_exits: bool
     """A rank exited uncleanly, is silent, or finished too early."""
@@ -41,5 +43,7 @@ class Tick:
     phases: PhasesAt
     memory_incidents: Callable[[], Sequence[MemoryIncident]]
     """Memory incidents that there are, and those that are over since they were last read."""
+    placed: Callable[[], Mapping[int, AlignedNs]] = dict
+    """See `Snapshot.placed`."""
     utc_ahead_ns: int = 0
     """As `Snapshot.utc_ahead_ns`."""

@@ -70,6 +70,8 @@ class Counters:
     """Failed writes, by store: findings, journal, dumps, timelines."""
     findings: Mapping[tuple[str, Kind], int] = field(default_factory=dict)
     """Findings opened, by job and kind."""
+    corrected: int = 0
+    """Changes of open findings that name a rank no more."""
     http_refused: Mapping[str, int] = field(default_factory=dict)
     """Requests and connections refused by HTTP, by reason."""
     handshakes_failed: int = 0

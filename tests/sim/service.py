@@ -121,14 +121,15 @@ class Service:
         self._applied = applied
         self._published = published
         self.now = RealTime(lambda: host.real(true_now()), self.raw)
-        self.engine = Engine(policy)
+        self._can_ask = asking is not None
+        self.engine = Engine(policy, can_ask=self._can_ask)
         shared = Shared(self.engine)
         self._clocks = AgentClocks(self.now)
         self.findings = FindingStore(disk.folder / "findings.sqlite3")
         self._is_full = False
         self.journal = _Journal(
             disk.folder / "journal",
-            settings=encode_payload(Settings(VERSION, policy)),
+            settings=encode_payload(Settings(VERSION, policy, can_ask=self._can_ask)),
             now=self.now(),
             limits=_JOURNAL,
         )
@@ -167,7 +168,7 @@ class Service:
     def _settle(self, now: AlignedNs) -> None:
         """As `Cell` does."""
         if self.engine.utc_ahead_ns != self.now.ahead_ns:
-            settings = Settings(VERSION, self.policy, self.now.ahead_ns)
+            settings = Settings(VERSION, self.policy, self.now.ahead_ns, self._can_ask)
             self.journal.adopt(encode_payload(settings), _JOURNAL, now)
             self.engine.adopt(self.policy, self.now.ahead_ns)
         self.streams.settle(now)

@@ -7,6 +7,7 @@ advances. Nothing sleeps, nothing is replaced by a mock.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from frd.engine.engine import Engine
 from frd.engine.evidence.questions import Question
@@ -45,7 +46,9 @@ class Job:
         now: AlignedNs = START,
         name: str = "job",
         first_pid: int = 100,
+        backends: Iterable[str] = (),
     ) -> None:
+        self.backends = tuple(backends)
         self.now = now
         self.world = world
         self.first_pid = first_pid
@@ -70,6 +73,7 @@ class Job:
         self.handles = {name: self.attempt.group(info) for name, info in self.groups.items()}
         for rank in ranks:
             info = rank_info(rank, self.world, per_node=2, first_pid=self.first_pid)
+            info = replace(info, backends=self.backends or info.backends)
             self.engine.rank(self.attempt, info, self.now)
             if rank in self.statuses:
                 self._report(self.statuses[rank])

@@ -11,13 +11,14 @@ rank, so that it is no first cause while another suspect is left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from frd.decodable import decodable
 from frd.engine.findings import text
-from frd.engine.findings.attachments import Evidence, cleaned
+from frd.engine.findings.attachments import Evidence, cleaned, shows_place
+from frd.engine.findings.claim import Claim
 from frd.engine.unrecorded import ONE_SIDED
 from frd.flight.stacks.places import activity_of
 from frd.flight.stacks.waits import Call, call_of, has_stack, native_line
@@ -64,10 +65,8 @@ class Stack:
     """Its main thread was seen, and has not left the program."""
 
     @classmethod
-    def of(cls, said: str, *, activity: bool = True) -> Stack:
-        """Without `activity`: for no finding."""
-        shown = activity_of(said) if activity else Activity()
-        return cls(shown, call_of(said), native_line(said), has_stack(said))
+    def of(cls, said: str) -> Stack:
+        return cls(activity_of(said), call_of(said), native_line(said), has_stack(said))
 
 
 @decodable
@@ -122,6 +121,8 @@ class _Shown:
     since: AlignedNs
     given_at: AlignedNs
     """When the finding was last given them."""
+    timed: WaitsFor | None = None
+    """The same with times, as it was given."""
 
     def gives_way_to(self, other: WaitsFor, now: AlignedNs) -> bool:
         one = self.waits_for
@@ -148,7 +149,9 @@ class Answers:
     """The line that the last stack of a rank ended in; empty if it ended in Python's standard
     library."""
     _shown: dict[tuple[str, int], _Shown] = field(default_factory=dict)
-    """By finding and rank."""
+    """By finding and rank; under the finding "" what is known before one opens."""
+    _seen: dict[int, tuple[AlignedNs, Activity]] = field(default_factory=dict)
+    """What the last stack of a rank showed, and when that was asked for."""
 
     @property
     def waiting(self) -> Collection[int]:
@@ -169,16 +172,37 @@ class Answers:
         self._replaced_at[rank] = now
         self._sightings.pop(rank, None)
         self._lines.pop(rank, None)
+        self._seen.pop(rank, None)
+        self._shown = {key: shown for key, shown in self._shown.items() if key[1] != rank}
         self.blocked.discard(rank)
 
     def forget_stacks(self) -> None:
         self._sightings.clear()
         self._lines.clear()
+        self._seen.clear()
 
     def keep(self, inspected: Mapping[str, Collection[int]]) -> None:
         """Forget what inspections have shown of all but these ranks, by finding."""
         self._shown = {key: shown for key, shown in self._shown.items() if key[0] in inspected}
         self.blocked.intersection_update(set[int]().union(*inspected.values()))
+
+    # -- what is known when a finding opens ----------------------------------------------------
+
+    @property
+    def placed(self) -> Mapping[int, AlignedNs]:
+        """See `Snapshot.placed`."""
+        return {rank: at for rank, (at, one) in self._seen.items() if shows_place(one)}
+
+    def known_of(self, claim: Claim, finding: str) -> Iterator[Evidence]:
+        """What the ranks of a claim that opens a finding have answered during its wait."""
+        for rank in (*(one.rank for one in claim.suspects), *claim.victims):
+            asked_at, activity = self._seen.get(rank, (_NEVER, Activity()))
+            if asked_at >= claim.since and activity != Activity():
+                yield Evidence(rank, activity)
+            shown = self._shown.pop(("", rank), None)
+            if shown is not None and shown.given_at >= claim.since:
+                self._shown[finding, rank] = shown
+                yield Evidence(rank, waits_for=shown.timed)
 
     def is_of_present_process(self, answer: Answer) -> bool:
         return answer.asked_at >= self._replaced_at.get(answer.rank, self.began_at)
@@ -194,15 +218,12 @@ class Answers:
 
     # -- stacks --------------------------------------------------------------------------------
 
-    def of_stack(
-        self, answer: Answer, stack: Stack, after_ns: Confirm | None
-    ) -> UnrecordedWait | None:
-        """The wait that a stack shows, or its end, in aligned time. If no earlier stack showed it,
-        another one can prove it `after_ns` of its op later; None if none will be asked for."""
+    def of_stack(self, answer: Answer, stack: Stack, after_ns: Confirm | None) -> UnrecordedWait:
+        """The wait that a whole stack shows, or its end, in aligned time. If no earlier one showed
+        it, another one can prove it `after_ns` of its op later; None if none will be asked for."""
         rank = answer.rank
-        if not stack.is_whole:
-            return None
         self._lines[rank] = stack.native_line
+        self._seen[rank] = answer.asked_at, stack.activity
         call, known = stack.call, self._sightings.get(rank)
         if call is None:
             self._sightings.pop(rank, None)
@@ -270,9 +291,9 @@ class Answers:
             return None  # what is shown was last seen before this
         elif now - known.given_at < _REWORD_S * 1e9:
             return None
-        self._shown[key] = known = replace(known, given_at=now)
         since, seen = (to_aligned(answer.rank, at) for at in (report.since_ns, report.as_of_ns))
         timed = replace(known.waits_for, since_at=since, seen_at=seen)
+        self._shown[key] = replace(known, timed=timed, given_at=now)
         return Evidence(answer.rank, waits_for=timed)
 
 

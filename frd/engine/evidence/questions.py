@@ -7,15 +7,20 @@ once: what is not answered is asked again only if its occasion comes again.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
+
+import numpy as np
 
 from frd.engine.attempt import Attempt
 from frd.engine.evidence.answers import Answer, Answers, Confirm
 from frd.engine.hangs.calls import threshold_of_call_ns
+from frd.engine.hangs.detector import pause_ns
+from frd.engine.hangs.diagnosis import diagnose
 from frd.engine.policy import Policy
-from frd.engine.state.snapshot import AT_REST
+from frd.engine.state.snapshot import AT_REST, EARLY, Snapshot, StalledOp
+from frd.engine.tick import Tick
 from frd.model import (
     AlignedNs,
     AttemptKey,
@@ -42,6 +47,9 @@ class Occasion(StrEnum):
     """Why ranks are asked; the most urgent first: once about a finding, then what may prove a wait,
     then what is repeated every second."""
 
+    EARLY = "early"
+    """A wait has lasted for half of its threshold: the ranks that it would be blamed on, and one
+    that waits; each once, so that a finding opens with what they answer."""
     OPENED = "opened"
     """A finding opened: the ranks involved, once."""
     NAMED = "named"
@@ -58,8 +66,8 @@ class Occasion(StrEnum):
     minute. Where no rank waits, the next time is twice as late: a job may compute for long, and
     sends and receives of Gloo move no watermark."""
     SUSPECTED = "suspected"
-    """Live suspects that are in no op, every second: an agent reads much of a process that it
-    inspects, so that no other rank is asked."""
+    """Live suspects that are in no op, every second, from some seconds before the finding opens: an
+    agent reads much of a process that it inspects, so that no other rank is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,7 @@ class Rule:
 
 
 RULES: Final = {
+    Occasion.EARLY: Rule(QuestionKind.STACK, 10.0),
     Occasion.OPENED: Rule(QuestionKind.DUMP, 10.0),
     Occasion.NAMED: Rule(QuestionKind.STACK, 10.0),
     # An agent uses up to 12 s of it: 6 s for the question, because RAS itself waits for processes
@@ -87,6 +96,12 @@ ROUND_S: Final = 60.0
 does. With half of it, ranks are stopped twice as often to be looked at."""
 LEAST_OFTEN_S: Final = 960.0
 """The longest time between two rounds in which no rank waits: four doublings."""
+MOST_EARLY: Final = 8
+"""Ranks of one incident that are asked before it is a finding."""
+INSPECT_BEFORE_S: Final = 6.0
+"""From so long before a wait is a finding, its suspects are inspected: an agent answers with what
+three samples show, a second apart. With half of it a slow agent answers too late; with twice as
+much, pauses that end before the threshold cost twice as much of the agents."""
 INSPECT_S: Final = 0.9
 """Less than the second that passes: evaluations are a quarter of a second apart."""
 _LOST: Final = 40
@@ -94,8 +109,6 @@ _LOST: Final = 40
 turn. After so many times the time for it, an answer is lost."""
 MUTE_S: Final = 9.9
 """How long a rank is not inspected again that has not answered: agents before 0.2 never do."""
-_LEAST_REST_S: Final = 1.0
-"""A stack that is asked for so soon after another one proves no wait."""
 _NO_STACKS: Final = frozenset({Kind.STRAGGLER, Kind.CLOCK_UNSYNCHRONIZED})
 """Kinds for which no rank is asked, because its present stack does not explain them."""
 _EXPLAINED: Final = frozenset(
@@ -133,6 +146,17 @@ class Question:
 
 
 @dataclass(slots=True)
+class _Early:
+    """Before waits are findings."""
+
+    asked: dict[StalledOp, frozenset[int]] = field(default_factory=dict)
+    """The ranks that were asked because of each op, while it waits."""
+    due_at: int = 0
+    inspected: tuple[int, ...] = ()
+    """Ranks that the waits would be blamed on, when they are about to be findings."""
+
+
+@dataclass(slots=True)
 class _Rounds:
     """Rounds of stacks while nothing moves."""
 
@@ -161,6 +185,7 @@ class Questions:
         self._inspected_at = AlignedNs(0)
         self._muted: dict[int, AlignedNs] = {}
         """Until when ranks are not inspected."""
+        self._early = _Early()
         self._rounds: _Rounds | None = None
         """Of an attempt that runs."""
 
@@ -178,13 +203,16 @@ class Questions:
         now: AlignedNs,
         attempt: Attempt,
         known: Answers,
+        tick: Tick | None,
         findings: Mapping[str, Finding],
         events: Sequence[FindingEvent],
         *,
         is_over: bool,
+        is_dismissed: bool = False,
     ) -> list[Question]:
-        """What is to be asked now. `findings` are those that are open for users, by id, `events`
-        what has just changed of them."""
+        """What is to be asked now. `tick` is the look of this moment, if there was one, `findings`
+        are those that are open for users, by id, `events` what has just changed of them;
+        `is_dismissed`: others were closed by hand, and their trouble lasts."""
         self._open = {n: one for n, one in self._open.items() if now < one[0].until}
         asked = [*self._about_findings(now, attempt, events)]
         wanted = {
@@ -192,6 +220,13 @@ class Questions:
             for one in findings.values()
             if _is_inspected(one)
         }
+        is_explained = any(one.kind in _EXPLAINED for one in findings.values())
+        if is_over or is_explained or is_dismissed:
+            self._early = _Early()
+        elif tick is not None:
+            asked += self._before(now, tick)
+        if inspected := self._early.inspected:
+            wanted[""] = [*dict.fromkeys((*inspected, *sorted(known.blocked)))]
         known.keep(wanted)
         opened = any(event.change is Change.OPENED for event in events)
         if opened or now - self._inspected_at >= INSPECT_S * 1e9:
@@ -228,6 +263,38 @@ class Questions:
         return any(
             one.rule.kind is kind and one.finding == finding for one, _ in self._open.values()
         )
+
+    # -- before there is a finding -------------------------------------------------------------
+
+    def _before(self, now: AlignedNs, tick: Tick) -> Iterator[Question]:
+        """A wait will be a finding: look for its cause as if it was one, at half of all times."""
+        early, table = self._early, tick.early
+        if not len(table):
+            self._early = _Early()
+            return
+        if now < early.due_at:
+            return
+        early.due_at = now + pause_ns(tick.world_size)
+        snapshot = tick.snapshot()
+        overdue_at = snapshot.stalled_at(table).at
+        half = replace(snapshot, threshold_ns=(snapshot.threshold_ns * EARLY).astype(np.int64))
+        asked, inspected = early.asked, list[int]()
+        early.asked = {op: asked.get(op, frozenset()) for op in table.ops()}
+        for diagnosis in diagnose(half, table, tick.policy.telemetry_late_s):
+            suspects = [one for one in diagnosis.suspects if _is_alive(snapshot, one.rank)]
+            inspected += [one.rank for one in suspects if one.reason in _INSPECTED]
+            before = frozenset[int]().union(*(asked.get(op, ()) for op in diagnosis.stalled))
+            new = [one.rank for one in suspects if one.rank not in before]
+            if not new or len(before) > MOST_EARLY:
+                continue
+            ranks = new[: MOST_EARLY - len(before)]
+            if not before:
+                ranks += [r for r in diagnosis.collective.waiting_ranks if r not in ranks][:1]
+            for op in diagnosis.stalled:
+                early.asked[op] = before.union(ranks)
+            yield self._ask(now, Occasion.EARLY, ranks)
+        is_soon = now >= overdue_at - INSPECT_BEFORE_S * 1e9
+        early.inspected = tuple(inspected[:MOST_EARLY]) if is_soon else ()
 
     # -- about findings ------------------------------------------------------------------------
 
@@ -298,7 +365,8 @@ class Questions:
         rounds.is_explained = bool(explaining)
         if now < rounds.due_at or self._is_asking(QuestionKind.STACK):
             return
-        if not explaining and not _rests(now, attempt, rounds):
+        # Waits that are about to be findings say why nothing moves.
+        if not explaining and not _rests(now, attempt, rounds, 1 + bool(self._early.asked)):
             return
         if not explaining and rounds.count and not known.waiting:
             rounds.pause_s = min(2 * rounds.pause_s, LEAST_OFTEN_S)
@@ -326,18 +394,31 @@ def confirmed_after(
         of = policy, int(threshold_ns.max(initial=0)), attempt.call_thresholds_ns(now)
         return lambda op: threshold_of_call_ns(op, *of)
     rest_ns = threshold_ns.min() * AT_REST if groups.count else 0
-    return lambda op: int(max(rest_ns, _LEAST_REST_S * 1e9))
+    return lambda op: int(rest_ns)
 
 
-def _rests(now: AlignedNs, attempt: Attempt, rounds: _Rounds) -> bool:
-    """No watermark has risen for the threshold. What has moved is looked at only then."""
+def _rests(now: AlignedNs, attempt: Attempt, rounds: _Rounds, times: int) -> bool:
+    """No watermark has risen for so many thresholds. What has moved is looked at only then."""
     groups = attempt.tables.groups
-    threshold_ns = groups.threshold_ns[: groups.count].max()
+    threshold_ns = groups.threshold_ns[: groups.count].max() * times
     if now - rounds.still_since < threshold_ns:
         return False
     if (moved_at := attempt.tables.moved_at(now)) > rounds.still_since:
         rounds.still_since, rounds.pause_s = AlignedNs(moved_at), ROUND_S
     return bool(now - rounds.still_since >= threshold_ns)
+
+
+def without_stack(answer: Answer) -> str:
+    """Why a rank that was asked for its stack shows none; empty for other answers."""
+    kind = next((rule.kind for one, rule in RULES.items() if one == answer.occasion), None)
+    if answer.rank < 0 or kind not in (QuestionKind.DUMP, QuestionKind.STACK):
+        return ""
+    return answer.unanswered or "it shows no frames of Python"
+
+
+def _is_alive(snapshot: Snapshot, rank: int) -> bool:
+    row = snapshot.row(rank)
+    return row >= 0 and snapshot.state[row] is RankState.LIVE
 
 
 def _some_of(attempt: Attempt, turn: int) -> list[int]:

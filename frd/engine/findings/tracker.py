@@ -55,7 +55,7 @@ under their ids if its agents come back and report that they hold.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import replace
 
 from frd.engine.findings.attachments import Evidence
@@ -68,8 +68,15 @@ from frd.model import AlignedNs, AttemptKey, Change, Finding, FindingEvent, Kind
 class Tracker:
     """The findings of one attempt. `lifetimes` are those of its detectors, with disjoint kinds."""
 
-    def __init__(self, key: AttemptKey, lifetimes: Iterable[Lifetime]) -> None:
+    def __init__(
+        self,
+        key: AttemptKey,
+        lifetimes: Iterable[Lifetime],
+        known_of: Callable[[Claim, str], Iterable[Evidence]] = lambda claim, finding: (),
+    ) -> None:
+        """`known_of`: what ranks have answered before a claim opens the finding of that id."""
         self.key = key
+        self._known_of = known_of
         self._open: dict[str, OpenFinding] = {}
         self._unconfirmed: dict[frozenset[Kind], dict[Hashable, AlignedNs]] = {}
         """By detector: anchors of claims that are not confirmed, and since when they are seen."""
@@ -215,6 +222,8 @@ class Tracker:
 
     def _open_new(self, claim: Claim, life: Lifetime, look: Look) -> list[FindingEvent]:
         tracked = OpenFinding.of(self.key, claim, look.at, life)
+        for evidence in self._known_of(claim, tracked.finding.id):
+            tracked.attach(evidence)
         self._open[tracked.finding.id] = tracked
         return [FindingEvent(Change.OPENED, tracked.finding)]
 

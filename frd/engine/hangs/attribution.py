@@ -24,6 +24,7 @@ from frd.engine.matching import signature_rules
 from frd.engine.state.snapshot import Mismatch
 from frd.model import (
     NATIVE,
+    OUTSIDE,
     UNKNOWN_SEQ,
     AlignedNs,
     Confidence,
@@ -106,8 +107,9 @@ def _elsewhere(
     graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait], doing: str = ""
 ) -> Dated:
     """It has rested for a threshold (not come out of another op a moment ago), was absent until the
-    wait for it was a stall, there is no group in which it may be in an op, and a recorded op waits
-    for it directly, in which not just a few ranks are, unless its stack shows where it is."""
+    wait for it was a stall, there is no group in which it may be in an op, a recorded op waits for
+    it directly, in which not just a few ranks are, unless its stack shows where it is; and what was
+    seen of it during the wait is no wait for another rank."""
     facts, began = graph.facts, _onset(graph, held_up)
     words = [_last_joined(graph, rank, held_up, fresh=True), doing]
     if ending is Ending.MOVING:
@@ -116,7 +118,9 @@ def _elsewhere(
     is_placed = facts.moved_at(rank) <= graph.snapshot.placed.get(rank, -1)
     as_of = facts.as_of(rank)
     threshold_ns, margin_ns = _threshold_ns(graph, held_up), graph.snapshot.margin_ns(rank, began)
+    is_free, why_not_seen = _is_free(graph, rank, began)
     premises = (
+        is_free,
         ending is not Ending.MOVING or None,
         as_of - facts.moved_at(rank) >= threshold_ns or None,
         (margin_ns is not None and as_of - began.at >= threshold_ns + margin_ns) or None,
@@ -124,11 +128,34 @@ def _elsewhere(
         (bool(few) and (not all(few) or is_placed)) or None,
     )
     words.append(few[0] if few and premises[-1] is None else "")
+    words.append(why_not_seen)
     if rank in graph.snapshot.hidden:
         words.append("it may wait in a batch of sends, which has no entry")
     words.append(text.clean(graph.snapshot.detail[graph.snapshot.row(rank)]))
     words.append(unrecorded.of_waiters(rank, facts.unrecorded))
     return _named(graph, rank, Reason.CPU_STUCK, began, premises, *words)
+
+
+def _is_free(graph: Graph, rank: int, began: UncertainTime) -> tuple[bool | None, str]:
+    """Whether its stack, or an inspection, has shown during the wait that it waits for no other
+    rank. If its stack cannot be had, why; then it counts as free if nothing else can explain the
+    wait: no other rank, no wait that no recorder shows."""
+    snapshot, facts = graph.snapshot, graph.facts
+    if not snapshot.can_ask:
+        return True, ""
+    since = max(facts.moved_at(rank), began.at + (snapshot.margin_ns(rank, began) or 0))
+    seen = [one for one in snapshot.unrecorded.get(rank, ()) if one.as_of_ns >= since]
+    if seen:
+        return max(seen, key=lambda one: one.as_of_ns).op in OUTSIDE or None, ""
+    asked_at, why = snapshot.unanswered.get(rank, (-1, ""))
+    if asked_at < since:
+        return None, ""
+    info = snapshot.info.get(rank)
+    backends = info.backends if info is not None else ()
+    is_shown = bool(backends) and all("nccl" in backend for backend in backends)
+    others = {node.rank for node in graph.endings if isinstance(node, Member)} - {rank}
+    is_only = is_shown and not others and not facts.unrecorded
+    return is_only or None, f"its stack cannot be had: {text.clean(why)}"
 
 
 def _few(graph: Graph, wait: Wait) -> str:

@@ -35,6 +35,11 @@ _PAUSE_NS_PER_RANK: Final = 25_000
 take two fifths; with twice as much, a hang of a very large job is confirmed a look later, 5 s."""
 
 
+def pause_ns(world_size: int, least_ns: int = _LOOK_AGAIN_NS) -> int:
+    """The least time between two looks for causes."""
+    return max(world_size * _PAUSE_NS_PER_RANK, least_ns)
+
+
 class HangDetector:
     def __init__(self) -> None:
         self._looked_at = AlignedNs(0)
@@ -59,14 +64,14 @@ class HangDetector:
         if is_quiet and not known.findings:
             return None
         since_ns = tick.now - self._looked_at
-        if since_ns < tick.world_size * _PAUSE_NS_PER_RANK or (
+        if since_ns < pause_ns(tick.world_size, least_ns=0) or (
             tick.revision == self._looked_revision and since_ns < _LOOK_AGAIN_NS
         ):
             return None
         self._looked_at, self._looked_revision = tick.now, tick.revision
         snapshot = tick.snapshot()
         shown = [(s, f.opened_at) for f in known.findings for s in f.suspects if shows_place(s)]
-        placed = {suspect.rank: opened_at for suspect, opened_at in shown}
+        placed = {**{suspect.rank: opened_at for suspect, opened_at in shown}, **tick.placed()}
         snapshot = replace(snapshot, mismatches=_ripe(snapshot, tick), placed=placed)
         diagnoses = diagnose(snapshot, tick.stalls, tick.policy.telemetry_late_s)
         return look_at(snapshot, tick.stalls, diagnoses, tick.policy, known)

@@ -37,6 +37,9 @@ ANY_SEQ: Final = np.iinfo(np.int64).max
 AT_REST: Final = 0.25
 """What has not changed for this part of its group's stall threshold is at rest: a rank that is on
 its way does not rest so long."""
+EARLY: Final = 0.5
+"""When a wait has lasted for this part of its threshold, the ranks that it would be blamed on are
+asked, so that a finding opens with their answers. What is seen of them from then on counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +207,10 @@ class Snapshot:
     placed: Mapping[int, int] = field(default_factory=dict)
     """Ranks whose stack shows their place in the program, and aligned ns at which they were there
     at the earliest; see `shows_place` of `frd.engine.findings.attachments`."""
+    unanswered: Mapping[int, tuple[AlignedNs, str]] = field(default_factory=dict)
+    """Ranks whose stack was asked for in vain: when that was last, and why there is none."""
+    can_ask: bool = False
+    """Ranks can be asked: not offline, nor in a replay of a journal without answers."""
     call_threshold_ns: Mapping[str, int] = field(default_factory=dict)
     """How long calls that no recorder shows may take, by name, as far as the job has shown."""
 
@@ -282,6 +289,11 @@ class StallTable:
 
     def __len__(self) -> int:
         return len(self.rank)
+
+    def of(self, selected: Bools) -> StallTable:
+        """The selected rows."""
+        group, rank, seq, since = self.group, self.rank, self.seq, self.since
+        return StallTable(group[selected], rank[selected], seq[selected], since[selected])
 
     def ops(self, selected: Bools | slice = slice(None)) -> dict[StalledOp, int]:
         """The stalled ops of the selected rows, oldest first, each with the start of its longest

@@ -16,7 +16,7 @@ from frd.engine.clocks.clock_lines import ClockLines
 from frd.engine.clocks.uncertain_time import RankClocks, assumed_ns
 from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.lazy import LazySequence
-from frd.engine.state.snapshot import ANY_SEQ, AT_REST, PairColumns, StallTable
+from frd.engine.state.snapshot import ANY_SEQ, AT_REST, EARLY, PairColumns, StallTable
 from frd.engine.state.tables import EXITED, LIVE, RankTable
 from frd.engine.views import STATES
 from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, ExitInfo, Int32s, Int64s, RankInfo, RankState
@@ -30,8 +30,9 @@ EndsEarly: TypeAlias = Callable[[Int32s, Int64s], Bools]
 
 def stalls(
     tables: AttemptTables, least_ns: int, ends_early: EndsEarly, now: AlignedNs
-) -> StallTable:
-    """Waiting that the ranks' own telemetry confirms to be longer than their group's threshold.
+) -> tuple[StallTable, StallTable]:
+    """Waiting that the ranks' own telemetry confirms to be longer than their group's threshold, and
+    all that is longer than `EARLY` of it.
 
     No threshold is less than `least_ns`. A rank that is gone does not wait. The wait counts from
     the enqueue of the op, or from the last time at which the op before it was not complete, if that
@@ -41,24 +42,29 @@ def stalls(
     """
     pairs, ranks, n = tables.pairs, tables.ranks, tables.pairs.count
     row = np.flatnonzero((pairs.enqueued[:n] > pairs.completed[:n]) & (pairs.head[:n] > 0))
-    row = row[ranks.as_of[pairs.rank[row]] - pairs.head[row] >= least_ns]
-    p2p = tables.channels.waiting(ranks, least_ns)
+    early_ns = round(least_ns * EARLY)
+    row = row[ranks.as_of[pairs.rank[row]] - pairs.head[row] >= early_ns]
+    p2p = tables.channels.waiting(ranks, early_ns)
     since = np.maximum(pairs.head[row], pairs.idle_until[row])
     usual = thresholds_ns(tables, least_ns)
-    stuck = np.flatnonzero(_confirmed(ranks, pairs.rank[row], since, usual[pairs.group[row]], now))
+    lasted = _lasted(ranks, pairs.rank[row], since, now)
+    stuck = np.flatnonzero(lasted >= usual[pairs.group[row]] * EARLY)
     if len(stuck):
         limit = _limits(tables, row[stuck], ends_early, now)
         stuck = stuck[completed(tables, row[stuck]) <= limit]
     row = row[stuck]
-    late = _confirmed(ranks, p2p.rank, p2p.since, usual[p2p.group], now) & (p2p.in_flight > 0)
+    lasted_p2p = _lasted(ranks, p2p.rank, p2p.since, now)
+    late = (lasted_p2p >= usual[p2p.group] * EARLY) & (p2p.in_flight > 0)
     rank = np.concatenate((pairs.rank[row], p2p.rank[late]))
+    group = np.concatenate((pairs.group[row], p2p.group[late]))
     since = np.concatenate((since[stuck], p2p.since[late]))
-    return StallTable(
-        np.concatenate((pairs.group[row], p2p.group[late])),
+    early = StallTable(
+        group,
         rank,
         np.concatenate((completed(tables, row) + 1, np.full(late.sum(), UNKNOWN_SEQ))),
         ranks.to_aligned(rank, since, now),
     )
+    return early.of(np.concatenate((lasted[stuck], lasted_p2p[late])) >= usual[group]), early
 
 
 def thresholds_ns(tables: AttemptTables, least_ns: int) -> Int64s:
@@ -71,13 +77,11 @@ def thresholds_ns(tables: AttemptTables, least_ns: int) -> Int64s:
     return found
 
 
-def _confirmed(
-    ranks: RankTable, rank: Int32s, since: Int64s, usual_ns: Int64s, now: AlignedNs
-) -> Bools:
-    running: Bools = ranks.state[rank] < EXITED
+def _lasted(ranks: RankTable, rank: Int32s, since: Int64s, now: AlignedNs) -> Int64s:
+    """For how long reports confirm these waits; -1 of a rank that is gone."""
     # An agent whose clock is misjudged cannot confirm a wait that has not happened yet.
     as_of = np.minimum(ranks.as_of[rank], ranks.to_node(rank, now))
-    return running & (as_of - since >= usual_ns)
+    return np.where(ranks.state[rank] < EXITED, as_of - since, -1)
 
 
 def _limits(tables: AttemptTables, row: Int64s, ends_early: EndsEarly, now: AlignedNs) -> Int64s:

@@ -18,6 +18,8 @@ class UnrecordedWaits:
     def __init__(self) -> None:
         self._by_rank: dict[int, dict[WaitSource, UnrecordedWait]] = {}
         self._ended: list[UnrecordedWait] = []
+        self.unanswered: dict[int, tuple[AlignedNs, str]] = {}
+        """See `Snapshot.unanswered`."""
 
     def observe(self, wait: UnrecordedWait) -> bool:
         """Replace the earlier wait of this rank and source; True if that changes anything.
@@ -29,8 +31,17 @@ class UnrecordedWaits:
         if before is not None and wait.as_of_ns <= before.as_of_ns:
             return False
         known[wait.source] = wait
+        if wait.source is WaitSource.STACK:
+            self.unanswered.pop(wait.rank, None)
         if before is not None and wait.since_ns > before.as_of_ns:
             self._end(before)
+        return True
+
+    def observe_unanswered(self, rank: int, asked_at: AlignedNs, why: str) -> bool:
+        """See `Attempt.observe_unanswered`. That there is none is known from the first time on."""
+        if (known := self.unanswered.get(rank)) is not None and known[0] >= asked_at:
+            return False
+        self.unanswered[rank] = asked_at, why
         return True
 
     def _end(self, wait: UnrecordedWait) -> None:
@@ -52,6 +63,7 @@ class UnrecordedWaits:
     def forget(self, rank: int) -> None:
         """Another process has the rank."""
         self._by_rank.pop(rank, None)
+        self.unanswered.pop(rank, None)
 
     @property
     def any_waits(self) -> bool:
@@ -70,6 +82,7 @@ class UnrecordedWaits:
 
     def clear(self) -> None:
         self._by_rank.clear()
+        self.unanswered.clear()
 
     def move_times(self, rank: int, by_ns: int) -> None:
         """The node time of a rank is by so much later from now on."""

@@ -72,7 +72,7 @@ class Cell:
         self._common = common
         self.log = log
         self._keeper = keeper
-        shared = self._shared = Shared(Engine(config.policy, now.ahead_ns))
+        shared = self._shared = Shared(Engine(config.policy, now.ahead_ns, can_ask=True))
         self._engine = shared.engine
         self.streams = Streams(
             shared,
@@ -193,6 +193,7 @@ class Cell:
                     "dumps": self.dumper.store_errors,
                 },
                 findings=dict(self.evaluator.opened),
+                corrected=self.evaluator.corrected,
             ),
             ingest_lag_s=self.streams.lag_s(),
             version=__version__,

@@ -206,7 +206,7 @@ class _Asking:
         return f"finding {of.finding}" if of.finding else f"job {of.attempt.job}"
 
     def stack(self, rank: int, said: str) -> None:
-        self.give(rank, stack=Stack.of(said, activity=bool(self.question.finding)))
+        self.give(rank, stack=Stack.of(said))
 
     def give(self, rank: int, **values: Any) -> None:
         """The answer of one rank, or of all together (-1); a second one is dropped."""

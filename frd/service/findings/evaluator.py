@@ -30,6 +30,7 @@ from frd.service.journal.payloads import Dismissal, encode_pauses, encode_payloa
 from frd.service.state import ServiceState
 from frd.store.records import RecordKind
 
+_HANGS: Final = (Kind.STALL, Kind.ORDER, Kind.MISMATCH)
 TICK_S: Final = 0.25
 IDLE_TICK_S: Final = 1.0
 """While there is nothing to evaluate. A replica may own 64 cells, most of them without a job."""
@@ -64,6 +65,8 @@ class Evaluator:
     ) -> None:
         self.state = ServiceState(StatusView(AlignedNs(0), (), ()))
         self.opened: Counter[tuple[str, Kind]] = Counter()
+        self.corrected = 0
+        """Changes of open findings that name a rank no more."""
         self.store_errors = 0
         self._engine = shared.engine
         self._shared = shared
@@ -257,8 +260,15 @@ class Evaluator:
         self.store_errors += 1
 
     def _count(self, events: Sequence[FindingEvent]) -> None:
+        before = {one.id: one for one in self.state.open_findings()} if events else {}
         for event in events:
             finding = event.finding
+            if event.change is Change.UPDATED and (known := before.get(finding.id)) is not None:
+                named = {suspect.rank for suspect in finding.suspects}
+                self.corrected += finding.kind in _HANGS and any(
+                    suspect.rank not in named for suspect in known.suspects
+                )
+            before[finding.id] = finding
             if event.change is Change.OPENED:
                 self.opened[finding.job, finding.kind] += 1
                 log.warning("finding %s opened: %s", finding.id, finding.summary)

@@ -40,6 +40,8 @@ class Settings:
     policy: Policy = field(default_factory=Policy)
     utc_ahead_ns: int = 0
     """UTC minus the times of records that follow; findings in records have UTC."""
+    can_ask: bool = False
+    """The journal has what ranks answered."""
 
 
 @decodable
@@ -72,7 +74,7 @@ class Waited:
 
 def settings_of(config: Config, utc_ahead_ns: int) -> bytes:
     """The settings that decide what the service finds and shows, for its log."""
-    return encode_payload(Settings(__version__, config.policy, utc_ahead_ns))
+    return encode_payload(Settings(__version__, config.policy, utc_ahead_ns, can_ask=True))
 
 
 def utc_ahead_ns(settings: bytes) -> int:

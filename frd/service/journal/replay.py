@@ -93,6 +93,7 @@ class Player:
             case RecordKind.SETTINGS:
                 settings = decode_payload(record.payload, Settings)
                 self._shared.engine.adopt(settings.policy, settings.utc_ahead_ns)
+                self._shared.engine.can_ask = settings.can_ask
             case RecordKind.START:
                 self._begin(decode_payload(record.payload, Settings), record.at)
             case RecordKind.DISMISSED:
@@ -147,7 +148,8 @@ class Player:
 
     def _begin(self, settings: Settings, now: AlignedNs) -> None:
         going_on, known = self._shared.engine.dismissed, self.findings.values()
-        self._shared = Shared(Engine(settings.policy, settings.utc_ahead_ns))
+        how = settings.policy, settings.utc_ahead_ns
+        self._shared = Shared(Engine(*how, can_ask=settings.can_ask))
         self._streams: dict[int, Session] = {}
         lasting = [f for f in known if f.state is FindingState.OPEN or f.id in going_on]
         self._shared.engine.restore(lasting, now)

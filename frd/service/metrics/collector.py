@@ -203,6 +203,7 @@ def _add_own_health(values: Values, state: ServiceState) -> None:
         "frd_ingest_entries_total": counters.entries,
         "frd_ingest_duplicate_entries_total": counters.duplicates,
         "frd_ingest_throttled_total": counters.throttled,
+        "frd_findings_corrected_total": counters.corrected,
         "frd_ingest_lag_seconds": state.ingest_lag_s,
         "frd_handshakes_failed_total": counters.handshakes_failed,
         "frd_loop_lag_seconds": state.loop_lag_s,

@@ -106,6 +106,9 @@ METRICS: Final[dict[str, Spec]] = {
         ("job", "kind"), "Findings that were closed by hand and go on: their trouble lasts."
     ),
     "frd_findings_total": _counter(("job", "kind"), "Findings opened since the service started."),
+    "frd_findings_corrected_total": _counter(
+        (), "Changes of open findings that name a rank no more, because a late answer cleared it."
+    ),
     "frd_suspect": _gauge(
         ("job", "kind", "finding", "rank", "node", "reason", "waits_for"),
         "1 for each first cause that an open finding names with the highest confidence, at most "

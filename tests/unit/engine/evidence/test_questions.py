@@ -295,7 +295,7 @@ def test_kinds_that_no_stack_explains(kind: Kind) -> None:
     finding = replace(finding, victims=(1, 2))
     events = [FindingEvent(Change.OPENED, finding)]
     due = Questions(job.key).due(
-        *(job.now, job.attempt, Answers(), {finding.id: finding}, events), is_over=False
+        *(job.now, job.attempt, Answers(), None, {finding.id: finding}, events), is_over=False
     )
     opened = [one.ranks for one in due if one.occasion is Occasion.OPENED]
     is_explained = kind not in (Kind.STRAGGLER, Kind.CLOCK_UNSYNCHRONIZED)

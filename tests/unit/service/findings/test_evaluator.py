@@ -148,7 +148,9 @@ async def test_answers_go_to_the_engine_and_into_the_journal(tmp_path: Path) -> 
         assert [one for one in asked if one.occasion is Occasion.OPENED] == [question]
     records = list(read(tmp_path / "journal", pytest.fail))
     answers = [r for r in records if r.kind is RecordKind.ANSWERED]
-    assert [decode_payload(record.payload, Answer) for record in answers] == [stack, dump]
+    assert [decode_payload(record.payload, Answer) for record in answers] == [
+        *(stack, dump, unanswered)
+    ]
 
 
 async def test_an_evaluation_that_cannot_be_published(
@@ -196,7 +198,7 @@ async def test_an_answer_about_a_finding_is_shown_immediately(bench: Evaluated) 
     await bench.evaluator.evaluate()
     (question,) = [one for one in asked if one.occasion is Occasion.OPENED]
     bench.evaluator._wake.clear()
-    bench.evaluator.answer(answer_to(question, 1, bench.job.now, unanswered="x"))
+    bench.evaluator.answer(answer_to(question, 9, bench.job.now, unanswered="no such rank"))
     assert not bench.evaluator._wake.is_set()
     bench.evaluator.answer(answer_to(question, -1, bench.job.now, dump="d1"))
     assert bench.evaluator._wake.is_set()
