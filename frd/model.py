@@ -437,8 +437,8 @@ or a notebook does. No rank is its peer."""
 REST: Final = "rest"
 """It is at rest in something else, such as a read or a reply: no wait for another rank, as far as
 that is known."""
-OUTSIDE: Final = frozenset({"", REST, IDLE})
-"""What a rank is in that waits for no other one."""
+NO_WAIT: Final = frozenset({"", IDLE, REST})
+"""Ops of sightings that show a rank in no wait for another one."""
 NATIVE: Final = "native call"
 """The op of a wait in a call of C or C++ that a line of the program makes, with a time-out and for
 another thread: what a wait for a send or receive of Gloo looks like (``work.wait()``)."""

@@ -234,6 +234,9 @@ wait_reports = st.builds(
         rest=TEXTS,
     ),
     TIMES.map(NodeRawNs),
+    may_be_for_peer=st.booleans(),
+    is_poll=st.booleans(),
+    is_idle=st.booleans(),
 )
 COUNTS = st.integers(0, 2**63 - 1)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from math import log
 from typing import TYPE_CHECKING, Final
 
-from frd.engine.hangs.calls import threshold_of_call_ns
+from frd.engine.hangs.unrecorded import threshold_of_call_ns
 from tests.sim.faults import FaultKind, Injected
 from tests.sim.scenario import POLICY, Trouble
 from tests.world.clocks import S

@@ -14,6 +14,7 @@ import numpy as np
 
 from frd.engine.clocks.uncertain_time import RankClocks
 from frd.engine.hangs.diagnosis import Diagnosis, diagnose
+from frd.engine.policy import Policy
 from frd.engine.state.snapshot import (
     ANY_SEQ,
     ChannelSnapshot,
@@ -85,6 +86,8 @@ class Scene:
     facts: list[Mismatch] = field(default_factory=list)
     standings: dict[int, Standing] = field(default_factory=dict)
     unrecorded: dict[int, list[UnrecordedWait]] = field(default_factory=dict)
+    learned_s: dict[str, float] = field(default_factory=dict)
+    """How long calls may take, as far as the job has shown."""
     hidden: set[tuple[str, int]] = field(default_factory=set)
     """(group, rank) whose marks are not known."""
     forgotten: set[tuple[str, int]] = field(default_factory=set)
@@ -208,6 +211,7 @@ class Scene:
             moved_at=np.array([ago(s.moved_age) for s in seen], np.int64),
             clocks=RankClocks(np.zeros(len(ranks), np.int32), np.zeros(len(ranks), np.int64)),
             unrecorded=self.unrecorded,
+            call_threshold_ns={op: round(s * 1e9) for op, s in self.learned_s.items()},
             exits={r: s.exit for r, s in zip(ranks, seen, strict=True) if s.exit is not None},
         )
 
@@ -257,7 +261,8 @@ class Scene:
         return standing.declared and running and age_ns >= self.threshold_s * 1e9
 
     def find(self) -> list[Diagnosis]:
-        return diagnose(self.snapshot(), self.stalls(), late_s=5.0)
+        policy = Policy(stall_after_s=self.threshold_s, telemetry_late_s=5.0)
+        return diagnose(self.snapshot(), self.stalls(), policy)
 
     def only(self) -> Diagnosis:
         """The diagnosis of a scene that is one incident."""

@@ -14,7 +14,7 @@ from frd.model import Certainty, Holder, NodeRawNs, WaitKind, WaitsFor
 from frd.wire.waits import WaitReport
 from frd_agent.inspection.reading.files import Mount, printable
 from frd_agent.inspection.syscalls import Class
-from frd_agent.inspection.targets import Object, Target
+from frd_agent.inspection.targets import HeldLock, Object, Target
 from frd_agent.inspection.tracking import Wait
 
 LOADER: Final = "pt_data_worker"
@@ -67,6 +67,10 @@ class RankView:
     """Of the family, and others that hold what they wait for."""
     holders: Mapping[int, Holder] = field(default_factory=dict)
     """Every process that holds something, with its rank."""
+    above: frozenset[int] = frozenset()
+    """The processes that have started it, up to the first one of the node."""
+    locked: tuple[HeldLock, ...] = ()
+    """If the rank is asleep: the files that processes of other ranks have locked for some time."""
     denial: str = ""
     """Which right is missing; empty if none is."""
 
@@ -186,6 +190,8 @@ def of_socket(who: Who, wait: Wait, one: Object, holder: Holder | None) -> WaitR
         topic, word = "a connection from another process", "on"
     elif peer and peer.is_own:
         topic, word = f"a client of {address}", "on"
+    elif peer and peer.is_served:
+        topic, word = f"a request from {address}", "from"
     else:
         topic, word = f"a reply from {address or 'another process'}", "from"
     held = f", held by {holder_words(holder)}" if holder else ""

@@ -1,14 +1,26 @@
-"""Which processes a pipe leads to, and whether one of them is idle: it waits for work."""
+"""Which processes a pipe leads to, and which of them wait for work; whether a rank is idle.
+
+A rank waits for a request if nothing but a request can end its call, as far as /proc proves that:
+
+- in `accept`, or in a read or poll of connections that came to a port on which a socket listens. A
+  connection that the rank made itself brings a reply, which is no request;
+- in a read of a terminal;
+- in a read of a pipe without a path that a process above it holds, as `multiprocessing.Queue` is.
+
+If a process of another rank is at the other end, it may wait for that rank, and is not idle.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
 from frd_agent.inspection.claims import RankView
-from frd_agent.inspection.syscalls import Class
+from frd_agent.inspection.syscalls import POLLS, Class
 from frd_agent.inspection.targets import Object
 
-POLLS: Final = (Class.POLL, Class.SELECT, Class.EPOLL)
+_READS: Final = (Class.READ, Class.RECEIVE, *POLLS)
+_TERMINALS: Final = ("/dev/pts/", "/dev/tty", "/dev/console")
+_EVENTS: Final = "anon_inode:[eventfd]"
 
 
 def answering(view: RankView, one: Object) -> set[int]:
@@ -44,7 +56,7 @@ def is_idle(view: RankView, pid: int, path: tuple[int, ...]) -> bool:
     if process.main.state in "TtZX":
         return False  # it would not take the work
     target = process.main.target
-    if target.call.kind in (Class.READ, Class.RECEIVE, *POLLS) and target.objects:
+    if target.call.kind in _READS and target.objects:
         return all(any(end.pid in path for end in one.ends) for one in target.objects)
     if target.call.kind is Class.FUTEX and target.shared:
         return any(
@@ -53,6 +65,34 @@ def is_idle(view: RankView, pid: int, path: tuple[int, ...]) -> bool:
             for other in view.family
         )  # fmt: skip
     return False
+
+
+def awaits_request(view: RankView) -> bool:
+    """Whether the main thread of the rank waits for a request, and for nothing else."""
+    wait = view.processes[view.pid].main
+    target = wait.target
+    if target is None or target.problem or not wait.is_at_rest:
+        return False
+    if target.call.kind not in (*_READS, Class.ACCEPT):
+        return False
+    # An event loop also watches what its own threads wake it by.
+    others = [one for one in target.objects if not _is_own(one)]
+    return bool(others) and all(_brings_request(view, one) for one in others)
+
+
+def _is_own(one: Object) -> bool:
+    return one.file.link == _EVENTS or (one.is_shared and not one.ends)
+
+
+def _brings_request(view: RankView, one: Object) -> bool:
+    ends = {end.pid for end in one.ends} - {*view.family}
+    if one.writes or any(view.holder(pid).rank is not None for pid in ends):
+        return False
+    if one.file.special == "pipe":
+        return bool(ends & view.above)
+    if one.peer is not None:
+        return one.peer.is_listening or one.peer.is_own or one.peer.is_served
+    return one.file.link.startswith(_TERMINALS)
 
 
 def _is_reader(view: RankView, pid: int, path: tuple[int, ...]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from frd.model import Certainty, WaitKind
 from frd.wire.waits import WaitReport
 from frd_agent.inspection.claims import (
@@ -44,6 +46,37 @@ def of_file_lock(
         rest=rest if holder else "its holder is not visible to the agent",
         **mount_fields(target.mount),
     )
+
+
+def of_poll(view: RankView, follow: Follow, wait: Wait, path: tuple[int, ...]) -> WaitReport:
+    """The main thread of a rank sleeps, and wakes again and again to look for something: a lock
+    perhaps. The package filelock has the file open for ten microseconds, twenty times a second, so
+    no sample shows it. But if processes of one other rank only have locked files, it is likely one
+    of these."""
+    assert wait.target is not None
+    does = f"has been polling (asleep in {wait.target.call.name}(), awake again and again)"
+    ranks = {view.holder(lock.pid).rank for lock in view.locked}
+    if len(ranks) != 1:
+        found = claim(WaitKind.SLEEP, Certainty.SEEN, subject(view, wait), does, wait.since_ns)
+        found = replace(found, waits_for=replace(found.waits_for, topic="what it polls for"))
+        return replace(found, is_poll=True)
+    lock, *more = view.locked
+    holder = view.holder(lock.pid)
+    what, mount = ("", None) if more else (printable(lock.path), lock.mount)
+    thing = f"one of {len(view.locked)} files" if more else f"{what}{mount_words(mount)}"
+    found = claim(
+        WaitKind.SLEEP,
+        Certainty.LIKELY,
+        subject(view, wait),
+        f"{does}, likely for a lock of {thing}, held by {holder_words(holder)}",
+        wait.since_ns,
+        what=what,
+        topic="a lock",
+        holder=holder,
+        rest=_own_wait(follow, lock.pid, path),
+        **mount_fields(mount),
+    )
+    return replace(found, is_poll=True)
 
 
 def of_shared_lock(

@@ -55,13 +55,16 @@ class Processes:
     def everyone(self) -> list[int]:
         return list(self._stats)
 
+    def above(self, pid: int) -> list[int]:
+        """Its parent, the parent of that, and so on; without the first process of the node."""
+        found: list[int] = []
+        stat = self._stats.get(pid)
+        while stat is not None and stat.parent > 1 and len(found) < _MAX_DEPTH:
+            found.append(stat.parent)
+            stat = self._stats.get(stat.parent)
+        return found
+
     def holder(self, pid: int, rank_of: RankOf) -> Holder:
         """A process, with the rank that it or a parent of it is."""
-        above: int | None = pid
-        for _ in range(_MAX_DEPTH):
-            if above is None or above in rank_of:
-                break
-            stat = self._stats.get(above)
-            above = stat.parent if stat is not None and stat.parent > 1 else None
-        rank = rank_of.get(above) if above is not None else None
-        return Holder(pid, rank, comm(pid, pid, self._proc))
+        ranks = [rank_of[one] for one in (pid, *self.above(pid)) if one in rank_of]
+        return Holder(pid, ranks[0] if ranks else None, comm(pid, pid, self._proc))

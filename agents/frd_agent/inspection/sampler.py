@@ -22,7 +22,7 @@ from frd_agent.inspection.reading.threads import (
     has_object,
     read_process,
 )
-from frd_agent.inspection.targets import Resolver, Target
+from frd_agent.inspection.targets import HeldLock, Resolver, Target
 from frd_agent.inspection.traces.followed import Traces
 from frd_agent.inspection.traces.witness import Witness
 from frd_agent.inspection.tracking import Tracker, Wait
@@ -53,6 +53,8 @@ class RankSampler:
         self._proc = proc
         self._tracker = Tracker()
         self._outside: tuple[int, ...] = ()
+        self._locked: set[HeldLock] = set()
+        """By other ranks at the last sample."""
 
     def sample(self, now_ns: NodeRawNs, rank_of: RankOf) -> WaitReport:
         """What the rank waits for, with this sample."""
@@ -76,7 +78,9 @@ class RankSampler:
         )
         if self._pid not in views:
             return UNKNOWN
-        held = _holders(views.values())
+        is_asleep = views[self._pid].main.is_asleep
+        locked = self._locked_for_long(resolver, rank_of) if is_asleep else []
+        held = _holders(views.values(), locked)
         self._outside = tuple([pid for pid in held if pid not in family][:_MAX_HOLDERS])
         is_denied = not views[self._pid].main.is_readable
         whole = RankView(
@@ -84,6 +88,8 @@ class RankSampler:
             tuple(family),
             views,
             self._who(held, rank_of),
+            frozenset(self._processes.above(self._pid)),
+            tuple(locked),
             missing_right(self._pid, self._proc) if is_denied else "",
         )
         return self._witness.add(waits_for(whole), whole, now_ns)
@@ -106,18 +112,29 @@ class RankSampler:
 
     def _nearest(self, family: Sequence[int], rank_of: RankOf) -> list[int]:
         """All processes of the node, those of its ranks first."""
-        of_ranks = [
+        everyone = self._processes.everyone()
+        return list(dict.fromkeys([*family, *self._below(rank_of, rank_of), *everyone]))
+
+    def _below(self, ranks: Iterable[int], rank_of: RankOf) -> list[int]:
+        """The processes of these ranks."""
+        return [
             pid
-            for rank in rank_of
+            for rank in ranks
             for pid in self._processes.family(rank, [one for one in rank_of if one != rank])
         ]
-        return list(dict.fromkeys([*family, *of_ranks, *self._processes.everyone()]))
+
+    def _locked_for_long(self, resolver: Resolver, rank_of: RankOf) -> list[HeldLock]:
+        """What other ranks of the job have locked at this sample and at the last one."""
+        ranks = [pid for pid, rank in rank_of.items() if pid != self._pid and rank is not None]
+        others = {*self._below(ranks, rank_of)}
+        before, self._locked = self._locked, resolver.locked_by(others, self._may_read)
+        return sorted(self._locked & before, key=lambda lock: (lock.pid, lock.path))
 
     def _who(self, pids: Iterable[int], rank_of: RankOf) -> dict[int, Holder]:
         return {pid: self._processes.holder(pid, rank_of) for pid in pids}
 
 
-def _holders(views: Iterable[ProcessView]) -> list[int]:
+def _holders(views: Iterable[ProcessView], locked: Iterable[HeldLock]) -> list[int]:
     """Processes that hold what others wait for; holders of locks first."""
     targets = [
         wait.target
@@ -126,6 +143,7 @@ def _holders(views: Iterable[ProcessView]) -> list[int]:
         if wait.target is not None
     ]
     locks = [target.holder for target in targets if target.holder]
+    locks += [lock.pid for lock in locked]
     ends = [end.pid for target in targets for one in target.objects for end in one.ends]
     family = [view.pid for view in views]
     return list(dict.fromkeys([*locks, *ends, *family]))

@@ -166,6 +166,7 @@ _TABLES: Final = {
     "riscv64": _GENERIC,
     "loongarch64": _GENERIC,
 }
+POLLS: Final = (Class.POLL, Class.SELECT, Class.EPOLL)
 FUTEX_PRIVATE: Final = 128
 F_SETLKW: Final = 7
 F_OFD_SETLKW: Final = 38

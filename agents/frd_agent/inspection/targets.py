@@ -8,7 +8,7 @@ the object may have changed.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +31,7 @@ from frd_agent.inspection.reading.locks import (
     LockRow,
     lock_holder,
     read_locks,
+    shown_by,
 )
 from frd_agent.inspection.reading.memory import (
     Helper,
@@ -70,7 +71,6 @@ _SINK_FUNCTIONS: Final = (*_PIPE_FUNCTIONS, b"sk_", b"wait_woken")
 _FREEZERS: Final = (b"__refrigerator", b"get_signal", b"do_freezer_trap")
 _NEVER_IN_D: Final = (b"nanosleep", b"futex")
 """Waits in which only a frozen thread has the state D (freezer of version 1)."""
-_POLLS: Final = (Class.POLL, Class.SELECT, Class.EPOLL)
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class Object:
     writes: bool = False
     """The process waits to be able to write; of other calls than polls, the call says it."""
     is_shared: bool = False
-    """The process that waits holds the other end of the pipe, too."""
+    """The process that waits holds the other end, too; of a socket, as it seems."""
     is_guess: bool = False
     """Who holds the other end is not certain."""
 
@@ -127,6 +127,15 @@ class Target:
         links = tuple([one.file.link or f"fd {one.file.fd}" for one in self.objects])
         parts = (links, self.path, self.child, self.is_private, self.shared)
         return (self.call.name, *parts)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLock:
+    """A file that a process has locked."""
+
+    pid: int
+    path: str
+    mount: Mount | None
 
 
 class Resolver:
@@ -278,9 +287,11 @@ class Resolver:
             return Object(file, self._ends(f"socket:[{peer.inode}]", pid), peer)
         if peer is not None and peer.is_unix and not peer.address:
             # The ends of a socket pair mostly get successive inodes; so do other sockets.
-            for other in (inode + 1, inode - 1):
-                if ends := self._near(f"socket:[{other}]", pid):
+            pairs = [self._own.ends(f"socket:[{other}]") for other in (inode + 1, inode - 1)]
+            for held in pairs:
+                if ends := tuple([end for end in held if end.pid != pid]):
                     return Object(file, ends, peer, is_guess=True)
+            return Object(file, peer=peer, is_shared=any(pairs))
         return Object(file, peer=peer)
 
     def _ends(self, target: str, but: int) -> tuple[End, ...]:
@@ -322,6 +333,17 @@ class Resolver:
         return replace(
             target, objects=(Object(file),), path=file.link, mount=file.mount, holder=holder
         )
+
+    def locked_by(self, pids: Collection[int], may_read: Callable[[int], bool]) -> set[HeldLock]:
+        """The files that these processes have locked, so that no other process can."""
+        found = set()
+        for row in self._locks:
+            if not row.excludes or row.pid not in pids or not may_read(row.pid):
+                continue
+            if (fd := shown_by(row, self._proc)) is not None:
+                file = open_file(row.pid, fd, self._mounts_of(row.pid), self._proc)
+                found.add(HeldLock(row.pid, file.link, file.mount))
+        return found
 
     @cached_property
     def _locks(self) -> Sequence[LockRow]:

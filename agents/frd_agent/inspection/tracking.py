@@ -2,18 +2,20 @@
 
 A thread that has not run between two samples is in the same call. One that has run, and then waits
 for the same object again, is in the same wait: a poll with a timeout, or a read in pieces. A claim
-needs `ENOUGH` samples in a row.
+needs `ENOUGH` samples in a row. Of a thread that polls, some samples in between may show what it
+does while it is awake.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from frd.model import NodeRawNs
 from frd_agent.inspection.reading.threads import ThreadSample
+from frd_agent.inspection.syscalls import POLLS, Class
 from frd_agent.inspection.targets import Target
 from frd_agent.proc import TICKS_PER_S
 
@@ -21,6 +23,13 @@ ENOUGH: Final = 3
 """Samples that a claim needs."""
 BUSY: Final = 0.5
 """Cores that make a thread one that computes."""
+_AT_REST: Final = 0.1
+"""Cores that a thread may use which does nothing else than look for something."""
+_AGAIN: Final = 2
+"""A thread polls once it has come out of its call so often: a signal wakes one that sleeps, too."""
+_AWAY: Final = 2
+"""Samples in a row that a poll may miss: on a machine with too few cores a thread that wakes waits
+for one, and is seen running for longer than it runs."""
 _WINDOW: Final = 4
 """Samples over which processor time is measured."""
 _REFRESH: Final = 3
@@ -44,6 +53,8 @@ class Wait:
     """With this state and object, in a row."""
     woke: bool = False
     """It has run since then."""
+    wakes: int = 0
+    """How often it has been put on a processor since then."""
     moved: bool = False
     """Its position in the file has changed since then."""
     wakes_per_s: float = 0.0
@@ -57,6 +68,24 @@ class Wait:
     def is_sure(self) -> bool:
         return self.samples >= ENOUGH
 
+    @property
+    def is_at_rest(self) -> bool:
+        """It has been in this wait for some time, and does hardly anything else."""
+        return self.is_sure and self.cores < _AT_REST and self.state not in "TtZX"
+
+    @property
+    def is_asleep(self) -> bool:
+        """It waits for nothing but time."""
+        target = self.target
+        if target is None or target.objects or target.problem:
+            return False
+        return target.call.kind in (Class.SLEEP, *POLLS)
+
+    @property
+    def polls(self) -> bool:
+        """It is asleep, wakes again and again, and goes back to sleep."""
+        return self.is_asleep and self.is_at_rest and self.wakes >= _AGAIN
+
 
 @dataclass(slots=True)
 class _Past:
@@ -68,6 +97,8 @@ class _Past:
     """Samples since the object was looked up."""
     window: deque[tuple[NodeRawNs, int]] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     runs_at_first: int = -1
+    away: int = 0
+    """The last samples that show what it does between two waits of one poll."""
 
 
 class Tracker:
@@ -102,6 +133,9 @@ class Tracker:
         window = past.window if past is not None else deque(maxlen=_WINDOW)
         window.append((now_ns, sample.cpu_ticks))
         cores = _cores(window)
+        if past is not None and not is_same and past.wait.polls and past.away < _AWAY:
+            past.sample, past.away = sample, past.away + 1
+            return replace(past.wait, cores=cores)
         was = past.wait if past is not None and is_same else None
         runs_at_first = past.runs_at_first if past is not None and is_same else sample.runs
         busy_since = None
@@ -109,6 +143,7 @@ class Tracker:
             busy_since = (past.wait.busy_since_ns if past else None) or window[0][0]
         since_ns = was.since_ns if was else now_ns
         passed_s = (now_ns - since_ns) / 1e9
+        wakes = sample.runs - runs_at_first
         wait = Wait(
             pid=pid,
             tid=sample.tid,
@@ -120,7 +155,8 @@ class Tracker:
             # At its first sample a thread may still be on its way into the call.
             woke=was is not None and (was.woke or (ran and was.samples > 1)),
             moved=was is not None and (was.moved or _position(was.target) != _position(target)),
-            wakes_per_s=(sample.runs - runs_at_first) / passed_s if passed_s > 0 else 0.0,
+            wakes=wakes,
+            wakes_per_s=wakes / passed_s if passed_s > 0 else 0.0,
             cores=cores,
             busy_since_ns=busy_since,
             is_readable=sample.is_readable,

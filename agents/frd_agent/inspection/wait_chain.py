@@ -30,8 +30,8 @@ from frd_agent.inspection.claims import (
     of_state,
     subject,
 )
-from frd_agent.inspection.idle import answering, is_idle, workers_behind
-from frd_agent.inspection.lock_waits import of_file_lock, of_shared_lock
+from frd_agent.inspection.idle import answering, awaits_request, is_idle, workers_behind
+from frd_agent.inspection.lock_waits import of_file_lock, of_poll, of_shared_lock
 from frd_agent.inspection.pipe_waits import NAMED, of_pipe, of_workers
 from frd_agent.inspection.reading.files import printable
 from frd_agent.inspection.syscalls import Class
@@ -54,7 +54,8 @@ _HELPERS: Final = ("pt_nccl_", "pt_tcpstore", "cuda-", "frd-", "pt_gloo_")
 def waits_for(view: RankView) -> WaitReport:
     """What the rank waits for; of the kind unknown and without text before there are enough
     samples."""
-    return _with_stopped(_Chain(view).of_process(view.pid, ()), view)
+    report = _with_stopped(_Chain(view).of_process(view.pid, ()), view)
+    return replace(report, is_idle=awaits_request(view))
 
 
 def _with_stopped(report: WaitReport, view: RankView) -> WaitReport:
@@ -134,7 +135,7 @@ class _Chain:
             case Class.CHILD:
                 return self._child(process, wait, target, path)
             case Class.SLEEP:
-                return self._asleep(process, wait, target, path)
+                return self._asleep(wait, target, path)
             case Class.FAULT:
                 return of_fault(self._view, wait, target)
             case _:
@@ -166,10 +167,9 @@ class _Chain:
         """The one descriptor of a poll that another process is expected to make ready."""
         who = subject(self._view, wait)
         if not target.objects and not target.problem:
-            if target.call.kind is Class.EPOLL:
+            if target.call.kind is Class.EPOLL and not wait.polls:
                 return of_other(who, wait, target)
-            does = f"has been asleep ({target.call.name})"
-            return claim(WaitKind.SLEEP, Certainty.SEEN, who, does, wait.since_ns)
+            return self._asleep(wait, target, path)
         pipes = [one for one in target.objects if workers_behind(self._view, one, path)]
         sockets = [one for one in target.objects if one.peer and one.peer.address]
         paths = [one for one in target.objects if one.file.special in ("", "pipe")]
@@ -271,15 +271,15 @@ class _Chain:
 
     # -- others --------------------------------------------------------------------------------
 
-    def _asleep(
-        self, process: ProcessView, wait: Wait, target: Target, path: tuple[int, ...]
-    ) -> WaitReport:
+    def _asleep(self, wait: Wait, target: Target, path: tuple[int, ...]) -> WaitReport:
         """In one sleep after another a program may wait for its only child, as `Popen.wait` with a
         time-out does."""
-        rest = ""
-        if wait.woke and len(process.children) == 1:
-            found = self.of_process(process.children[0], path).waits_for
+        children, rest = self._view.processes[wait.pid].children, ""
+        if wait.woke and len(children) == 1:
+            found = self.of_process(children[0], path).waits_for
             rest = found.says if found.kind in NAMED else ""
+        if wait.polls and wait.tid == self._view.pid and not rest:
+            return of_poll(self._view, self.of_process, wait, path)
         return claim(
             WaitKind.SLEEP,
             Certainty.SEEN,
@@ -320,7 +320,7 @@ def _if_it_lasts(report: WaitReport, wait: Wait) -> WaitReport:
     the call has a time-out: it works through many small ones."""
     found, target = report.waits_for, wait.target
     is_own = (found.pid, found.thread) == (wait.pid, printable(wait.thread))
-    if not is_own or target is None or target.call.timeout is not None:
+    if not is_own or report.is_poll or target is None or target.call.timeout is not None:
         return report
     if wait.wakes_per_s < _PASSING_PER_S or found.kind is WaitKind.ON_CPU:
         return report

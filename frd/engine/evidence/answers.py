@@ -4,9 +4,11 @@ One stack shows one moment between the request and the answer. If the next one s
 from the same line, and the main thread has not run in between, it is the same wait: it has lasted
 at least from the first answer to the second request. Late and repeated answers prove no more.
 
-Of what an inspection shows, two things are waits for other ranks: a process of another rank
-provably holds what this one waits for; or the rank is in a native call that may wait for another
-rank, so that it is no first cause while another suspect is left.
+Of what an inspection shows, three things are waits for other ranks: a process of another rank
+provably holds what this one waits for; the rank polls, for a lock that another rank holds or for
+something that is not known; or it is in a native call that may wait for another rank. In the last
+two it is no first cause while another suspect is left. What is seen to be no such wait is known,
+too: the rank is idle, or at rest in a call that no rank ends.
 """
 
 from __future__ import annotations
@@ -19,11 +21,15 @@ from frd.decodable import decodable
 from frd.engine.findings import text
 from frd.engine.findings.attachments import Evidence, cleaned, shows_place
 from frd.engine.findings.claim import Claim
-from frd.engine.unrecorded import ONE_SIDED
+from frd.engine.hangs.unrecorded import ONE_SIDED
 from frd.flight.stacks.places import activity_of
 from frd.flight.stacks.waits import Call, call_of, has_stack, native_line
 from frd.model import (
+    IDLE,
+    LOCK,
     NATIVE,
+    POLL,
+    REST,
     Activity,
     AlignedNs,
     AttemptKey,
@@ -48,6 +54,14 @@ _REWORD_S: Final = 10.0
 longer. The journal holds what changes a finding: with a tenth of it, ten times as much."""
 _HELD: Final = frozenset({WaitKind.LOCK_FILE, WaitKind.LOCK_SHARED, WaitKind.PIPE_WORKER})
 """Kinds of wait that one process ends, the holder."""
+_REST: Final = frozenset(
+    {
+        *(WaitKind.FILE_READ, WaitKind.FILE_WRITE, WaitKind.FILE_SYNC, WaitKind.FILE_OPEN),
+        *(WaitKind.PAGE_FAULT, WaitKind.SLEEP, WaitKind.STOPPED),
+        *(WaitKind.CHILD, WaitKind.PIPE_WORKER),
+    }
+)
+"""Kinds of wait that no other rank ends, unless a process of it is the holder."""
 
 Confirm = Callable[[str], int]
 """After how many ns another stack may prove a wait in an op."""
@@ -92,6 +106,8 @@ class Answer:
     """Since when stacks show the call of this one, and `line` where the last one ended: what the
     engine knew, for a replay that begins later."""
     line: str = ""
+    is_outside: bool = False
+    """The last stack showed the rank in no call of torch.distributed: the same."""
     blocked: WaitReport | None = None
     """In what an inspection has seen it; in node time."""
     dump: str = ""
@@ -115,7 +131,7 @@ class _Shown:
     """The words that a finding has for a rank, and since when. Other words take their place
     immediately if the rank now waits for another kind of thing, else after a while: a rank that
     reads one file after another is no news every second. What was seen stays until something else
-    is seen."""
+    is seen, or a likely holder is found."""
 
     waits_for: WaitsFor
     since: AlignedNs
@@ -126,11 +142,12 @@ class _Shown:
 
     def gives_way_to(self, other: WaitsFor, now: AlignedNs) -> bool:
         one = self.waits_for
-        if one.certainty is Certainty.SEEN and other.certainty is not Certainty.SEEN:
-            return False
         is_other = other.kind is not WaitKind.UNKNOWN and (
             (one.kind, one.holder) != (other.kind, other.holder)
         )
+        is_more = one.kind is other.kind and one.holder is None and other.holder is not None
+        if one.certainty is Certainty.SEEN and other.certainty is not Certainty.SEEN:
+            return is_more
         return one != other and (is_other or now - self.since >= _REWORD_S * 1e9)
 
 
@@ -150,8 +167,8 @@ class Answers:
     library."""
     _shown: dict[tuple[str, int], _Shown] = field(default_factory=dict)
     """By finding and rank; under the finding "" what is known before one opens."""
-    _seen: dict[int, tuple[AlignedNs, Activity]] = field(default_factory=dict)
-    """What the last stack of a rank showed, and when that was asked for."""
+    _seen: dict[int, tuple[Answer, Activity]] = field(default_factory=dict)
+    """What the last stack of a rank showed."""
 
     @property
     def waiting(self) -> Collection[int]:
@@ -191,14 +208,14 @@ class Answers:
     @property
     def placed(self) -> Mapping[int, AlignedNs]:
         """See `Snapshot.placed`."""
-        return {rank: at for rank, (at, one) in self._seen.items() if shows_place(one)}
+        return {rank: of.asked_at for rank, (of, one) in self._seen.items() if shows_place(one)}
 
     def known_of(self, claim: Claim, finding: str) -> Iterator[Evidence]:
         """What the ranks of a claim that opens a finding have answered during its wait."""
         for rank in (*(one.rank for one in claim.suspects), *claim.victims):
-            asked_at, activity = self._seen.get(rank, (_NEVER, Activity()))
-            if asked_at >= claim.since and activity != Activity():
-                yield Evidence(rank, activity)
+            seen = self._seen.get(rank)
+            if seen is not None and seen[0].answered_at >= claim.since:
+                yield Evidence(rank, seen[1])
             shown = self._shown.pop(("", rank), None)
             if shown is not None and shown.given_at >= claim.since:
                 self._shown[finding, rank] = shown
@@ -213,8 +230,12 @@ class Answers:
         known, stack = self._sightings.get(rank), answer.stack
         if known is not None and stack is not None and stack.call is not None:
             since = known.since if _is_one_wait(known.call, stack.call) else _NEVER
-        line = self._lines.get(rank, answer.line) if answer.blocked is not None else ""
-        return replace(answer, since=since, line=line)
+        if answer.blocked is None:
+            return replace(answer, since=since, line="")
+        line, is_outside = answer.line, answer.is_outside
+        if rank in self._lines:
+            line, is_outside = self._lines[rank], known is None
+        return replace(answer, since=since, line=line, is_outside=is_outside)
 
     # -- stacks --------------------------------------------------------------------------------
 
@@ -223,7 +244,7 @@ class Answers:
         it, another one can prove it `after_ns` of its op later; None if none will be asked for."""
         rank = answer.rank
         self._lines[rank] = stack.native_line
-        self._seen[rank] = answer.asked_at, stack.activity
+        self._seen[rank] = answer, stack.activity
         call, known = stack.call, self._sightings.get(rank)
         if call is None:
             self._sightings.pop(rank, None)
@@ -244,26 +265,21 @@ class Answers:
     # -- inspections ---------------------------------------------------------------------------
 
     def of_inspection(self, answer: Answer, report: WaitReport) -> UnrecordedWait | None:
-        """The wait for another rank that an inspection shows, or its end, in node time."""
+        """What an inspection shows the rank to be in, or the end of such a wait, in node time."""
         if report.as_of_ns <= 0:
             return None
-        rank = answer.rank
-        since, as_of = report.since_ns, report.as_of_ns
-        found = UnrecordedWait(rank, WaitSource.INSPECTION, "", since, as_of)
-        if holder := _other_holder(rank, report):
-            peers = () if holder.rank is None else (holder.rank,)
-            detail = text.clean(f"{report.waits_for.what} held by pid {holder.pid}")
-            found = replace(found, op="lock", peers=peers, detail=detail)
-        elif report.may_be_for_peer and answer.line:
-            found = replace(found, op=NATIVE, detail=answer.line)
-        if found.op:
+        rank, was_blocked = answer.rank, answer.rank in self.blocked
+        op, detail = _seen_in(answer, report)
+        holder = _other_holder(rank, report) if op in (LOCK, POLL) else None
+        peers = () if holder is None or holder.rank is None else (holder.rank,)
+        if op in (LOCK, POLL, NATIVE):
             self.blocked.add(rank)
-        elif rank not in self.blocked:
-            return None
         else:
             self.blocked.discard(rank)
-            found = replace(found, since_ns=as_of)
-        return found
+        if not op and not was_blocked:
+            return None
+        times = (report.since_ns if op else report.as_of_ns), report.as_of_ns
+        return UnrecordedWait(rank, WaitSource.INSPECTION, op, *times, peers=peers, detail=detail)
 
     def shown(
         self,
@@ -317,9 +333,32 @@ def _is_one_wait(before: Call, after: Call) -> bool:
     return 0 <= after.ran_ns - before.ran_ns <= most
 
 
+def _seen_in(answer: Answer, report: WaitReport) -> tuple[str, str]:
+    """The op of the wait, and its detail."""
+    found, holder = report.waits_for, _other_holder(answer.rank, report)
+    is_seen = found.certainty is Certainty.SEEN
+    if holder is not None and is_seen and found.kind in _HELD:
+        return LOCK, text.clean(f"{found.what} held by pid {holder.pid}")
+    if report.is_poll:
+        return POLL, text.clean(found.says)
+    if report.is_idle:
+        return IDLE, text.clean(found.says)
+    if report.may_be_for_peer and answer.line:
+        return NATIVE, answer.line
+    if is_seen and holder is None and _is_rest(answer, found):
+        return REST, text.clean(found.says)
+    return "", ""
+
+
+def _is_rest(answer: Answer, found: WaitsFor) -> bool:
+    """Whether no other rank ends this wait, if a process of it is not the holder. A reply may come
+    from the store: then the stack shows a call."""
+    if found.kind is WaitKind.SOCKET:
+        return answer.is_outside
+    return found.kind in _REST or (found.kind is WaitKind.LOCK_FILE and found.holder is not None)
+
+
 def _other_holder(rank: int, report: WaitReport) -> Holder | None:
-    """The process of another rank that provably holds what this one waits for."""
-    found, holder = report.waits_for, report.waits_for.holder
-    if found.kind not in _HELD or found.certainty is not Certainty.SEEN or holder is None:
-        return None
-    return None if holder.rank in (None, rank) else holder
+    """The process of another rank that holds what this one waits for."""
+    holder = report.waits_for.holder
+    return None if holder is None or holder.rank in (None, rank) else holder

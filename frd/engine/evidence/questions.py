@@ -15,9 +15,9 @@ import numpy as np
 
 from frd.engine.attempt import Attempt
 from frd.engine.evidence.answers import Answer, Answers, Confirm
-from frd.engine.hangs.calls import threshold_of_call_ns
 from frd.engine.hangs.detector import pause_ns
 from frd.engine.hangs.diagnosis import diagnose
+from frd.engine.hangs.unrecorded import threshold_of_call_ns
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import AT_REST, EARLY, Snapshot, StalledOp
 from frd.engine.tick import Tick
@@ -149,8 +149,8 @@ class Question:
 class _Early:
     """Before waits are findings."""
 
-    asked: dict[StalledOp, frozenset[int]] = field(default_factory=dict)
-    """The ranks that were asked because of each op, while it waits."""
+    asked: dict[StalledOp | str, frozenset[int]] = field(default_factory=dict)
+    """The ranks that were asked because of each op, or call without a record, while it waits."""
     due_at: int = 0
     inspected: tuple[int, ...] = ()
     """Ranks that the waits would be blamed on, when they are about to be findings."""
@@ -220,11 +220,11 @@ class Questions:
             for one in findings.values()
             if _is_inspected(one)
         }
-        is_explained = any(one.kind in _EXPLAINED for one in findings.values())
-        if is_over or is_explained or is_dismissed:
+        explaining = [one for one in findings.values() if one.kind in _EXPLAINED]
+        if is_over or is_dismissed:
             self._early = _Early()
         elif tick is not None:
-            asked += self._before(now, tick)
+            asked += self._before(now, tick, explaining)
         if inspected := self._early.inspected:
             wanted[""] = [*dict.fromkeys((*inspected, *sorted(known.blocked)))]
         known.keep(wanted)
@@ -266,34 +266,41 @@ class Questions:
 
     # -- before there is a finding -------------------------------------------------------------
 
-    def _before(self, now: AlignedNs, tick: Tick) -> Iterator[Question]:
+    def _before(
+        self, now: AlignedNs, tick: Tick, explaining: Sequence[Finding]
+    ) -> Iterator[Question]:
         """A wait will be a finding: look for its cause as if it was one, at half of all times."""
         early, table = self._early, tick.early
-        if not len(table):
+        is_news = len(table) > len(tick.stalls) if explaining else len(table) or tick.has_calls
+        if not is_news:
             self._early = _Early()
             return
         if now < early.due_at:
             return
         early.due_at = now + pause_ns(tick.world_size)
         snapshot = tick.snapshot()
-        overdue_at = snapshot.stalled_at(table).at
-        half = replace(snapshot, threshold_ns=(snapshot.threshold_ns * EARLY).astype(np.int64))
-        asked, inspected = early.asked, list[int]()
-        early.asked = {op: asked.get(op, frozenset()) for op in table.ops()}
-        for diagnosis in diagnose(half, table, tick.policy.telemetry_late_s):
-            suspects = [one for one in diagnosis.suspects if _is_alive(snapshot, one.rank)]
+        asked, inspected, stuck = early.asked, list[int](), table.ops()
+        named = {one.rank for finding in explaining for one in finding.suspects}
+        early.asked = {w: of for w, of in asked.items() if isinstance(w, str) or w in stuck}
+        half, policy = _at_half(snapshot, tick.policy)
+        for diagnosis in diagnose(half, table, policy):
+            suspects = [
+                one
+                for one in diagnosis.suspects
+                if one.rank not in named and _is_alive(snapshot, one.rank)
+            ]
             inspected += [one.rank for one in suspects if one.reason in _INSPECTED]
-            before = frozenset[int]().union(*(asked.get(op, ()) for op in diagnosis.stalled))
-            new = [one.rank for one in suspects if one.rank not in before]
-            if not new or len(before) > MOST_EARLY:
-                continue
-            ranks = new[: MOST_EARLY - len(before)]
-            if not before:
+            waits = diagnosis.stalled or (diagnosis.collective.op,)
+            before = frozenset[int]().union(*(asked.get(wait, ()) for wait in waits))
+            ranks = [one.rank for one in suspects if one.rank not in before]
+            if ranks and not before:
+                ranks = ranks[:MOST_EARLY]
                 ranks += [r for r in diagnosis.collective.waiting_ranks if r not in ranks][:1]
-            for op in diagnosis.stalled:
-                early.asked[op] = before.union(ranks)
-            yield self._ask(now, Occasion.EARLY, ranks)
-        is_soon = now >= overdue_at - INSPECT_BEFORE_S * 1e9
+            ranks = ranks[: 1 + MOST_EARLY - len(before)]
+            early.asked |= dict.fromkeys(waits, before.union(ranks))
+            if ranks:
+                yield self._ask(now, Occasion.EARLY, ranks)
+        is_soon = now >= snapshot.stalled_at(table).at - INSPECT_BEFORE_S * 1e9
         early.inspected = tuple(inspected[:MOST_EARLY]) if is_soon else ()
 
     # -- about findings ------------------------------------------------------------------------
@@ -414,6 +421,17 @@ def without_stack(answer: Answer) -> str:
     if answer.rank < 0 or kind not in (QuestionKind.DUMP, QuestionKind.STACK):
         return ""
     return answer.unanswered or "it shows no frames of Python"
+
+
+def _at_half(snapshot: Snapshot, policy: Policy) -> tuple[Snapshot, Policy]:
+    """The same with all thresholds at `EARLY`."""
+    times = {
+        name: getattr(policy, name) * EARLY for name in ("stall_after_s", "init_stall_after_s")
+    }
+    thresholds_ns = (snapshot.threshold_ns * EARLY).astype(np.int64)
+    of_calls = {op: round(ns * EARLY) for op, ns in snapshot.call_threshold_ns.items()}
+    half = replace(snapshot, threshold_ns=thresholds_ns, call_threshold_ns=of_calls)
+    return half, replace(policy, **times)
 
 
 def _is_alive(snapshot: Snapshot, rank: int) -> bool:

@@ -11,20 +11,23 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from frd.engine import unrecorded
 from frd.engine.clocks.uncertain_time import UncertainTime
 from frd.engine.findings import builder, disagreements, text
+from frd.engine.hangs import unrecorded
 from frd.engine.hangs.facts import Fact
 from frd.engine.hangs.ops_in_flight import Instance, Op
 from frd.engine.hangs.root_causes import Root, hub
 from frd.engine.hangs.unequal_pairs import UnequalPair
+from frd.engine.hangs.unrecorded import Calls
 from frd.engine.hangs.wait_graph import Ending, Graph, Member, Node, UnknownRank, Wait
-from frd.engine.losses.exits import Manner, how_it_ended, manner_of
+from frd.engine.losses.exits import Manner, how_it_ended, manner_of, was_asked
 from frd.engine.matching import signature_rules
-from frd.engine.state.snapshot import Mismatch
+from frd.engine.state.snapshot import Mismatch, Snapshot
 from frd.model import (
+    DEVICE,
     NATIVE,
-    OUTSIDE,
+    NO_WAIT,
+    POLL,
     UNKNOWN_SEQ,
     AlignedNs,
     Confidence,
@@ -49,7 +52,7 @@ reported it, so that `builder.timed` can compare it with those of other suspects
 
 def suspects_of(graph: Graph, root: Root, held_up: Sequence[Wait]) -> list[Dated]:
     """The suspects of one root; `held_up` are the waits that lead straight to it, oldest first."""
-    node = root.nodes[0]
+    node, calls = root.nodes[0], graph.calls
     match root.ending:
         case Ending.ORDER:
             return _circle(graph, root)
@@ -59,6 +62,11 @@ def suspects_of(graph: Graph, root: Root, held_up: Sequence[Wait]) -> list[Dated
             return _both_ends(graph, graph.pairs[node.instance])
         case Ending.ALONE | Ending.DEVICE if isinstance(node, Wait):
             return _left_inside(graph, node.instance, root.ending)
+        case Ending.GONE | Ending.IDLE | Ending.MOVING if isinstance(node, Member) and calls:
+            return [_not_come(graph, calls, node.rank)]
+        case Ending.UNKNOWN if calls:
+            is_seen = graph.snapshot.row(node.rank) >= 0
+            return [] if is_seen else [_not_come(graph, calls, node.rank)]
         case Ending.GONE if isinstance(node, Member):
             return [_gone(graph, node.rank, held_up)]
         case Ending.IDLE | Ending.MOVING if isinstance(node, Member):
@@ -146,7 +154,7 @@ def _is_free(graph: Graph, rank: int, began: UncertainTime) -> tuple[bool | None
     since = max(facts.moved_at(rank), began.at + (snapshot.margin_ns(rank, began) or 0))
     seen = [one for one in snapshot.unrecorded.get(rank, ()) if one.as_of_ns >= since]
     if seen:
-        return max(seen, key=lambda one: one.as_of_ns).op in OUTSIDE or None, ""
+        return max(seen, key=lambda one: one.as_of_ns).op in NO_WAIT or None, ""
     asked_at, why = snapshot.unanswered.get(rank, (-1, ""))
     if asked_at < since:
         return None, ""
@@ -174,12 +182,66 @@ def _few(graph: Graph, wait: Wait) -> str:
 
 def _waiting(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Dated:
     """It waits for ranks that are not known: hardly a first cause, but all that is left. A native
-    call may also wait for something else than a rank, as a rank that is elsewhere does."""
+    call may also wait for something else than a rank, as a rank that is elsewhere does; and so may
+    a rank that polls, or waits for its device, if no other is left for which it may wait."""
     wait = graph.facts.unrecorded[rank]
-    if wait.op == NATIVE:
+    if wait.op == NATIVE or (wait.op in (POLL, DEVICE) and graph.is_last(rank)):
         return _elsewhere(graph, rank, Ending.WAITING, held_up, unrecorded.described(wait))
     words = [_last_joined(graph, rank, held_up, fresh=True), unrecorded.described(wait)]
     return _named(graph, rank, Reason.CPU_STUCK, _onset(graph, held_up), (None,), *words)
+
+
+def _not_come(graph: Graph, calls: Calls, rank: int) -> Dated:
+    """It waits in no call, and no rank is in a recorded op. It was seen in none when the others had
+    waited for the threshold, has done nothing else, and they can wait for no other."""
+    snapshot, row, first = graph.snapshot, graph.snapshot.row(rank), calls.first
+    began = snapshot.moment(first.rank, AlignedNs(first.since_ns))
+    is_joint = unrecorded.way_of(first.op) is unrecorded.Way.JOINT
+    is_meant = first.op == unrecorded.FIRST or len(calls.free) == 1 or rank in first.peers
+    come = f"has not come to {first.op}" if is_joint else "waits in no call"
+    state, detail, since, reason = None, "", 0, Reason.UNREACHABLE
+    if row >= 0:
+        state, detail = snapshot.state[row], text.clean(snapshot.detail[row])
+        since = int(snapshot.state_since[row])
+    at = f" at {snapshot.clock_text(since)}" if since > 0 else ""
+    premises: list[bool | None] = [None]
+    match state:
+        case None:
+            words = [
+                "no agent has ever seen it: its process has not started, ended or stalled before "
+                "it imported torch, or runs without `frd-agent exec`"
+            ]
+        case RankState.SILENT:
+            words = [detail or f"it has not answered since{at.removeprefix(' at')}", come]
+        case RankState.EXITED | RankState.FINISHED:
+            reason = Reason.EXITED
+            left = "finished cleanly" if rank in snapshot.exits else "left the job"
+            left = "process exited" if state is RankState.EXITED else left
+            premises = [manner_in_calls(snapshot, rank) not in (Manner.REACTED, Manner.ASKED)]
+            words = [f"{left}{at}", detail]
+        case _:
+            reason, stalled = Reason.CPU_STUCK, began.later(calls.threshold_ns)
+            margin_ns, seen = snapshot.margin_ns(rank, stalled), calls.outside.get(rank)
+            premises = [
+                seen is not None
+                and margin_ns is not None
+                and seen.as_of_ns >= stalled.at + margin_ns,
+                not calls.moves(snapshot, rank),
+                not graph.waits.may_be_elsewhere(rank),
+                unrecorded.way_of(first.op) is not unrecorded.Way.DOUBTFUL,
+            ]
+            words = [come, detail, unrecorded.of_waiters(rank, calls.waiting)]
+    proven = [one or None for one in (is_meant, *premises)]  # what is not may still be so
+    return _named(graph, rank, reason, began, proven, *words)
+
+
+def manner_in_calls(snapshot: Snapshot, rank: int) -> Manner:
+    """Why a rank left. One that has never had a process group counts as finished whatever ended it:
+    the detail of its status says what that was."""
+    row = snapshot.row(rank)
+    if rank not in snapshot.exits and was_asked(snapshot.detail[row]):
+        return Manner.ASKED
+    return manner_of(how_it_ended(snapshot, row), rank)
 
 
 def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Dated:
@@ -294,8 +356,10 @@ def _wrong(graph: Graph, root: Root) -> tuple[Collection[int], bool]:
     circles lead, and whether recorders show all of their waits. None if calls of sends and receives
     wait for each other: either may be wrong."""
     heads = _heads(graph, root)
-    counts = Counter(head.instance for head in heads.values()).most_common(1)
-    members = len(heads) + len(_unrecorded(graph, root))
+    others = _unrecorded(graph, root)
+    in_calls = (one.op for one in others.values() if one.op not in unrecorded.ONE_SIDED)
+    at: list[Instance | str] = [*(head.instance for head in heads.values()), *in_calls]
+    counts, members = Counter(at).most_common(1), len(heads) + len(others)
     usual = next((most for most, count in counts if 2 * count > members), None)
     wrong = {rank for rank, head in heads.items() if head.instance != usual}
     if usual is None:
@@ -367,7 +431,10 @@ def disagree(graph: Graph, root: Root) -> str:
     named = [
         (_describe(graph, instance, numbered=False), ranks) for instance, ranks in members.items()
     ]
-    named += [(wait.op, [rank]) for rank, wait in _unrecorded(graph, root).items()]
+    calls: dict[str, list[int]] = {}
+    for rank, wait in _unrecorded(graph, root).items():
+        calls.setdefault(wait.op, []).append(rank)
+    named += calls.items()
     return disagreements.of_order(sorted(named, key=lambda item: (len(item[1]), item[1])))
 
 

@@ -9,7 +9,8 @@ from typing import Final
 from frd.engine.clocks.uncertain_time import UncertainTime
 from frd.engine.findings import builder, text
 from frd.engine.findings.claim import Claim, ClaimStatus, anchor_of
-from frd.engine.hangs.diagnosis import Diagnosis
+from frd.engine.hangs.attribution import manner_in_calls
+from frd.engine.hangs.diagnosis import NO_ENTRY, Diagnosis
 from frd.engine.losses.exits import Exit, Manner
 from frd.engine.losses.lost_ranks import STOP_TAKES_S, judged_after_s
 from frd.engine.policy import Policy
@@ -30,6 +31,13 @@ def claim_of(
 ) -> Claim:
     waited_ns = snapshot.now - diagnosis.since if diagnosis.since > 0 else 0  # none is seen waiting
     ref = replace(diagnosis.collective, waited_s=waited_ns / 1e9)
+    bad = [one for one in gone if one.is_bad]
+    if diagnosis.instance == NO_ENTRY:
+        # No exit opens anything while it is judged, however clean it is: the ranks of a job that
+        # ends leave one by one, and the last are still seen waiting.
+        gone = [replace(one, manner=manner_in_calls(snapshot, one.rank)) for one in gone]
+    else:
+        gone = bad
     stuck = {(snapshot.groups[g].group_id, seq, rank) for g, seq, rank in diagnosis.stalled}
     named, victims = frozenset(diagnosis.onsets), {*diagnosis.victims}
     if diagnosis.kind is Kind.MISMATCH:  # those that left because of it as well
@@ -37,7 +45,7 @@ def claim_of(
         victims |= members & {e.rank for e in gone if e.manner is Manner.REACTED}
     return Claim(
         kind=diagnosis.kind,
-        about=f"{ref.group_id}/{ref.seq if ref.seq >= 0 else ref.op}",
+        about=f"{ref.group_id or 'call'}/{ref.seq if ref.seq >= 0 else ref.op}",
         anchors=frozenset({*stuck, anchor_of(ref)}),
         status=status_of(snapshot.now, diagnosis.kind, diagnosis.suspects, policy, gone),
         since=diagnosis.since,
@@ -50,7 +58,7 @@ def claim_of(
         cleared=frozenset(diagnosis.cleared),
         unknown=diagnosis.unknown,
         disagreement=diagnosis.disagreement,
-        is_of_exited=bool(named) and named.issubset(exited.rank for exited in gone),
+        is_of_exited=bool(named) and named.issubset(exited.rank for exited in bad),
     )
 
 
@@ -75,6 +83,7 @@ def status_of(
 def _labels_of(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[str, ...]:
     """Labels of the groups that wait, the finding's own first, each once."""
     groups = [diagnosis.instance.group, *(stuck.group for stuck in diagnosis.stalled)]
+    groups = [group for group in groups if group >= 0]
     labels = (text.clean(snapshot.groups[group].label) for group in groups)
     return tuple(dict.fromkeys(labels))
 

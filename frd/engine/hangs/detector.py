@@ -14,9 +14,9 @@ from typing import Final
 
 from frd.engine.findings.attachments import shows_place
 from frd.engine.findings.claim import Known, Lifetime, Look, anchors_by_collective
-from frd.engine.hangs.calls import claims_of_calls, seen_outside
 from frd.engine.hangs.claims import claim_of
 from frd.engine.hangs.diagnosis import Diagnosis, diagnose
+from frd.engine.hangs.unrecorded import outside
 from frd.engine.losses.claims import claim_of_loss, ended_by, held_up_by
 from frd.engine.losses.exits import exits
 from frd.engine.losses.lost_ranks import first_lost
@@ -73,7 +73,7 @@ class HangDetector:
         shown = [(s, f.opened_at) for f in known.findings for s in f.suspects if shows_place(s)]
         placed = {**{suspect.rank: opened_at for suspect, opened_at in shown}, **tick.placed()}
         snapshot = replace(snapshot, mismatches=_ripe(snapshot, tick), placed=placed)
-        diagnoses = diagnose(snapshot, tick.stalls, tick.policy.telemetry_late_s)
+        diagnoses = diagnose(snapshot, tick.stalls, tick.policy)
         return look_at(snapshot, tick.stalls, diagnoses, tick.policy, known)
 
 
@@ -106,9 +106,7 @@ def look_at(
     """What the tracker needs of one look; `stalled` is None at the last look at an attempt."""
     gone = exits(snapshot)
     bad = [exited for exited in gone if exited.is_bad]
-    claims = [claim_of(snapshot, diagnosis, policy, bad) for diagnosis in diagnoses]
-    if stalled is not None and not claims:
-        claims += claims_of_calls(snapshot, policy, gone)
+    claims = [claim_of(snapshot, diagnosis, policy, gone) for diagnosis in diagnoses]
     loss = first_lost(snapshot, gone, policy, final=stalled is None)
     if loss is not None and (lost := claim_of_loss(snapshot, loss, bad, policy, known)) is not None:
         claims.append(lost)
@@ -119,7 +117,7 @@ def look_at(
         still_stuck=frozenset((snapshot.groups[op.group].group_id, *op[1:]) for op in stuck),
         exited=frozenset(exited.rank for exited in bad),
         as_of=dict(zip(snapshot.rank.tolist(), snapshot.as_of.tolist(), strict=True)),
-        outside=seen_outside(snapshot),
+        outside={rank: one.as_of_ns for rank, one in outside(snapshot).items()},
         ended_by=partial(ended_by, snapshot, bad),
         held_up_by=partial(held_up_by, snapshot, bad),
     )

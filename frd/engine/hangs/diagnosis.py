@@ -1,8 +1,10 @@
 """First causes: one diagnosis per incident, from the ends of a snapshot's wait-for graph.
 
-Starts at the ranks whose wait is confirmed, follows the edges of `frd.engine.hangs.wait_graph` to
-the roots of `frd.engine.hangs.root_causes`, and `frd.engine.hangs.attribution` names the ranks
-there. Pure: a snapshot in, diagnoses out; the live engine and offline analysis ask the same way.
+Starts at the ranks whose wait is confirmed or, where no rank is in a recorded op, at those that
+wait too long in something that no recorder shows (`frd.engine.hangs.unrecorded.Calls`). It follows
+the edges of `frd.engine.hangs.wait_graph` to the roots of `frd.engine.hangs.root_causes`, and
+`frd.engine.hangs.attribution` names the ranks there. Pure: a snapshot in, diagnoses out; the live
+engine and offline analysis ask the same way.
 
 It never guesses: if only missing telemetry is left, no rank is named but one that does not answer;
 if all ranks have joined and none completes, no rank at all.
@@ -12,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Final
 
 import numpy as np
 
@@ -21,11 +25,21 @@ from frd.engine.findings.claim import NEVER
 from frd.engine.hangs.attribution import Dated, disagree, lowered, op_of, suspects_of
 from frd.engine.hangs.facts import GONE, RankFacts
 from frd.engine.hangs.ops_in_flight import Instance, Waits
-from frd.engine.hangs.root_causes import DEFINITE, Incident, Root, incidents
+from frd.engine.hangs.root_causes import DEFINITE, Incident, Root, Start, incidents
 from frd.engine.hangs.unequal_pairs import unequal_pairs
+from frd.engine.hangs.unrecorded import ALIVE, Calls, as_seen, counting
 from frd.engine.hangs.wait_graph import Ending, Graph, Member, Node, UnknownRank, Wait
-from frd.engine.state.snapshot import Mismatch, Snapshot, StalledOp, StallTable
-from frd.model import AlignedNs, CollectiveRef, Int32s, Kind, Reason, Suspect
+from frd.engine.policy import Policy
+from frd.engine.state.snapshot import EARLY, Mismatch, Snapshot, StalledOp, StallTable
+from frd.model import (
+    UNKNOWN_SEQ,
+    AlignedNs,
+    CollectiveRef,
+    Int32s,
+    Kind,
+    Reason,
+    Suspect,
+)
 
 _UNSHOWN = "whether the others wait is not known: no entry of theirs shows when an op ends"
 _FOREMOST = (
@@ -38,8 +52,14 @@ _FOREMOST = (
 )
 """Of all endings of an incident, those in the first of these sets that matches are reported."""
 
+_FOREMOST_OF_CALLS = (DEFINITE | {Ending.MOVING, Ending.UNKNOWN}, *_FOREMOST[4:])
+"""Of a job without a recorded op: for which of several ranks a call waits is not known."""
 _ON_ITS_WAY = frozenset({Ending.ALONE, Ending.DEVICE, Ending.NO_RANK})
 """Endings that also show for a moment when a late rank joins and all is well again."""
+
+
+NO_ENTRY: Final = Instance(-1, UNKNOWN_SEQ)
+_OF_DUMPS: Final = Policy(telemetry_late_s=NEVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +71,7 @@ class Diagnosis:
     """The reason of the whole incident if there is no suspect."""
     instance: Instance
     """What it is about: the oldest stalled op that waits directly for a suspect, a collective
-    where there is one."""
+    where there is one; `NO_ENTRY` for a call that no recorder shows."""
     collective: CollectiveRef
     """The same for people."""
     since: AlignedNs
@@ -71,23 +91,29 @@ class Diagnosis:
     """A sentence on what each rank did, if ranks disagree."""
 
 
-def diagnose(snapshot: Snapshot, stalled: StallTable, late_s: float = NEVER) -> list[Diagnosis]:
+def diagnose(
+    snapshot: Snapshot, stalled: StallTable, policy: Policy = _OF_DUMPS
+) -> list[Diagnosis]:
     """The incidents of a snapshot, oldest first.
 
-    Telemetry older than `late_s` proves no absence. All mismatches of the snapshot count; leave out
-    those that are not to be reported yet.
+    All mismatches of the snapshot count; leave out those that are not to be reported yet.
     """
     mismatches, waits = _first_mismatches(snapshot.mismatches), Waits(snapshot)
+    alive = snapshot.rank[snapshot.in_state(*ALIVE)]
+    if not mismatches and not np.isin(alive, waits.waiting).any():
+        return _of_calls(as_seen(snapshot), stalled, policy) if snapshot.unrecorded else []
     stalled_at = snapshot.stalled_at(stalled)
+    of = waits, policy.telemetry_late_s, stalled_at
+    asked_at, in_ops = snapshot.stalled_at(stalled, EARLY), waits.waiting.tolist()
+    known = counting(snapshot, asked_at, but=frozenset(in_ops))
     pairs = unequal_pairs(waits)
-    graph = Graph(waits, RankFacts(waits, late_s, stalled_at), mismatches, pairs)
+    graph = Graph(waits, RankFacts(*of, known), mismatches, pairs)
     starts = _starts(graph, stalled.rank)
     for instance in mismatches:
         starts.setdefault(Wait(instance), set())
     found = [(graph, incident) for incident in incidents(graph, starts)]
     if graph.facts.exited_waiting:  # the earliest proven root stays; without one, the exits are it
-        facts = RankFacts(waits, late_s, stalled_at, name_exits=True)
-        graph = Graph(waits, facts, mismatches, pairs)
+        graph = Graph(waits, RankFacts(*of, known, name_exits=True), mismatches, pairs)
         unproven = [wait for _, one in found if not one.is_proven for wait in one.starts]
         found = [(of, one) for of, one in found if one.is_proven]
         found += [(graph, incident) for incident in incidents(graph, unproven)]
@@ -101,6 +127,18 @@ def diagnose(snapshot: Snapshot, stalled: StallTable, late_s: float = NEVER) -> 
     )
 
 
+def _of_calls(snapshot: Snapshot, stalled: StallTable, policy: Policy) -> list[Diagnosis]:
+    """At most one: ranks of a job wait for each other, so that its calls hang together."""
+    if (calls := Calls.of(snapshot, policy)) is None:
+        return []
+    waits, any_time = Waits(snapshot), snapshot.moment(calls.first.rank, AlignedNs(0))
+    facts = RankFacts(waits, policy.telemetry_late_s, any_time, calls.waiting, name_exits=True)
+    graph = Graph(waits, facts, {}, calls=calls)
+    starts: dict[Start, set[int]] = {Member(rank): {rank} for rank in sorted(calls.overdue)}
+    found = (_judge(graph, one, stalled, starts) for one in incidents(graph, starts))
+    return [reduce(_joined, diagnoses)] if (diagnoses := [one for one in found if one]) else []
+
+
 def _first_mismatches(mismatches: Sequence[Mismatch]) -> dict[Instance, Mismatch]:
     """The first mismatch of each group: what does not match after it is its consequence."""
     first: dict[int, Mismatch] = {}
@@ -109,10 +147,10 @@ def _first_mismatches(mismatches: Sequence[Mismatch]) -> dict[Instance, Mismatch
     return {Instance(mismatch.group, mismatch.seq): mismatch for mismatch in first.values()}
 
 
-def _starts(graph: Graph, stalled: Int32s) -> dict[Wait, set[int]]:
+def _starts(graph: Graph, stalled: Int32s) -> dict[Start, set[int]]:
     """What the stalled ranks wait in, each with its ranks. Ranks that are gone do not wait."""
     alive = graph.snapshot.rank[~graph.snapshot.in_state(*GONE)]
-    starts: dict[Wait, set[int]] = {}
+    starts: dict[Start, set[int]] = {}
     for instance, started, ranks in graph.waits.by_head(stalled[np.isin(stalled, alive)]):
         of = set(ranks.tolist())
         waits = graph.waits_of(min(of)) if instance.is_p2p else (Wait(instance, started),)
@@ -121,7 +159,7 @@ def _starts(graph: Graph, stalled: Int32s) -> dict[Wait, set[int]]:
 
 
 def _judge(
-    graph: Graph, incident: Incident, stalled: StallTable, starts: Mapping[Wait, set[int]]
+    graph: Graph, incident: Incident, stalled: StallTable, starts: Mapping[Start, set[int]]
 ) -> Diagnosis | None:
     """None if all endings of the incident are too young to be reported, or the wait is not certain
     and no rank explains it."""
@@ -135,13 +173,14 @@ def _judge(
     onsets = {suspect.rank: began for suspect, began in dated}
     unknown = {n.rank for n in incident.nodes if isinstance(n, UnknownRank)} - onsets.keys()
     passed = (graph.came_and_missing(node)[0] for node in incident.nodes if isinstance(node, Wait))
-    waiting = {n.rank for n in incident.nodes if isinstance(n, Member)} & {*graph.facts.unrecorded}
+    of = {n.rank for n in incident.nodes if isinstance(n, Member)} if graph.calls is None else None
+    waiting = {rank for rank in graph.facts.unrecorded if of is None or rank in of}
     cleared = waiting - onsets.keys()
     ranks = np.fromiter(starting, np.int64, len(starting))
     stalled_ops = tuple(stalled.ops(np.isin(stalled.rank, ranks)))
-    about = _about(graph, roots, held_up, stalled_ops)
+    instance, collective, since = _subject(graph, roots, held_up, stalled_ops)
     victims = starting.union(cleared, *passed) - onsets.keys() - unknown
-    if about.instance.group in graph.snapshot.unshown and _kind(roots) is not Kind.MISMATCH:
+    if instance.group in graph.snapshot.unshown and _kind(roots) is not Kind.MISMATCH:
         if all(one.reason is Reason.UNREACHABLE for one in suspects):
             return None  # they may have joined all that the others have
         suspects = [
@@ -153,9 +192,9 @@ def _judge(
     return Diagnosis(
         kind=_kind(roots),
         reason=Reason.NETWORK_OR_DEVICE if roots[0].ending is Ending.NO_RANK else None,
-        instance=about.instance,
-        collective=_collective(graph, about),
-        since=graph.onset(about).at,
+        instance=instance,
+        collective=collective,
+        since=since,
         stalled=stalled_ops,
         suspects=tuple(lowered(suspects) if unknown else suspects),
         onsets=onsets,
@@ -164,6 +203,22 @@ def _judge(
         unknown=tuple(sorted(unknown)),
         disagreement=next(filter(None, (disagree(graph, root) for root in roots)), ""),
     )
+
+
+def _subject(
+    graph: Graph,
+    roots: Sequence[Root],
+    held_up: Mapping[Node, list[Wait]],
+    stalled: Collection[StalledOp],
+) -> tuple[Instance, CollectiveRef, AlignedNs]:
+    """What an incident is about, for people as well, and since when."""
+    if (calls := graph.calls) is None:
+        wait = _about(graph, roots, held_up, stalled)
+        return wait.instance, _collective(graph, wait), graph.onset(wait).at
+    waiting = sorted(rank for rank, one in calls.waiting.items() if one.op == calls.first.op)
+    size, op = graph.snapshot.world_size, calls.first.op
+    ref = CollectiveRef("", "", size, UNKNOWN_SEQ, op, tuple(waiting), tuple(calls.free), 0.0)
+    return NO_ENTRY, ref, AlignedNs(calls.first.since_ns)
 
 
 def _collective(graph: Graph, wait: Wait) -> CollectiveRef:
@@ -182,7 +237,7 @@ def _foremost(graph: Graph, incident: Incident) -> list[Root]:
         if root.ending not in _ON_ITS_WAY
         or all(graph.is_ripe(node) for node in root.nodes if isinstance(node, Wait))
     ]
-    for endings in _FOREMOST:
+    for endings in _FOREMOST if graph.calls is None else _FOREMOST_OF_CALLS:
         if foremost := [root for root in ripe if root.ending in endings]:
             return foremost
     return []

@@ -10,7 +10,9 @@ not proven, and a later report decides.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -18,8 +20,7 @@ import numpy as np
 from frd.engine.clocks.uncertain_time import FOREVER, Interval, UncertainTime
 from frd.engine.hangs.ops_in_flight import Waits
 from frd.engine.state.snapshot import AT_REST
-from frd.engine.unrecorded import counting
-from frd.model import AlignedNs, Bools, Int32s, Int64s, RankState
+from frd.model import AlignedNs, Bools, Int32s, Int64s, RankState, UnrecordedWait
 
 GONE: Final = (RankState.EXITED, RankState.FINISHED, RankState.SILENT)
 """States in which an agent has positive evidence that the rank no longer takes part."""
@@ -63,12 +64,17 @@ class RankFacts:
     """
 
     def __init__(
-        self, waits: Waits, late_s: float, stalled_at: UncertainTime, *, name_exits: bool = False
+        self,
+        waits: Waits,
+        late_s: float,
+        stalled_at: UncertainTime,
+        unrecorded: Mapping[int, UnrecordedWait] = MappingProxyType({}),
+        *,
+        name_exits: bool = False,
     ) -> None:
         snapshot = self.snapshot = waits.snapshot
         self._waits = waits
-        counted = counting(snapshot, stalled_at)
-        self.unrecorded = {r: wait for r, wait in counted.items() if waits.head(r) is None}
+        self.unrecorded = unrecorded
         """Waits that no recorder shows, by rank, of ranks that are in no op."""
         gone = snapshot.in_state(*GONE)
         self.left = frozenset(snapshot.rank[gone].tolist())

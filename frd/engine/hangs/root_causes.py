@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeAlias
 
 from frd.engine.graph import components
 from frd.engine.hangs.wait_graph import Ending, Graph, Member, Node, UnknownRank, Wait
@@ -18,6 +19,10 @@ DEFINITE = frozenset(Ending) - {Ending.MOVING, Ending.WAITING, Ending.UNKNOWN, E
 """Endings that name a cause; the others say that a rank moves, or that too little is known."""
 _UNNAMED = frozenset({Ending.UNKNOWN, Ending.NO_RANK})
 """Ends that name no rank."""
+
+
+Start: TypeAlias = Wait | Member
+"""Where a search starts: a recorded op, or a rank in a wait that no recorder shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,7 @@ class Root:
 @dataclass(frozen=True, slots=True)
 class Incident:
     roots: tuple[Root, ...]
-    starts: tuple[Wait, ...]
+    starts: tuple[Start, ...]
     """The confirmed waits that lead to the roots."""
     nodes: frozenset[Node]
     """All that they lead through."""
@@ -40,7 +45,7 @@ class Incident:
         return any(root.ending in DEFINITE | {Ending.NO_RANK} for root in self.roots)
 
 
-def incidents(graph: Graph, starts: Collection[Wait]) -> list[Incident]:
+def incidents(graph: Graph, starts: Collection[Start]) -> list[Incident]:
     """The incidents that confirmed waits belong to. Explores `graph` further where needed."""
     graph.explore(starts)
     parts = components(graph.edges)
@@ -58,7 +63,7 @@ def incidents(graph: Graph, starts: Collection[Wait]) -> list[Incident]:
         neighbours[other].append(("sink", at))
     incident_of = {node: at for at, part in enumerate(components(neighbours)) for node in part}
 
-    grouped: dict[int, tuple[list[Wait], set[int]]] = {}
+    grouped: dict[int, tuple[list[Start], set[int]]] = {}
     for start in starts:
         some, ends = grouped.setdefault(incident_of[_whose(start)], ([], set()))
         some.append(start)
@@ -177,7 +182,7 @@ def _reachable_sinks(
     return leads_to
 
 
-def _whose(start: Wait) -> Hashable:
+def _whose(start: Start) -> Hashable:
     """All sends and receives in which a rank waits are one wait."""
     return (start.rank,) if start.rank >= 0 else start
 

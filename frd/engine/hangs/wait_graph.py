@@ -5,10 +5,10 @@ receives, in each op of the batch that is held up. All ranks with the same head 
 node. The node has edges to the ranks that hold the op up, and each of them has an edge to
 the op in which it waits itself. An edge to a `Member` is certain: the member's own telemetry
 refutes that it joined (`RankFacts`), or proves that it is stuck. An edge to an `UnknownRank` is
-only possible, and leads no further. A member in no op may wait in a call that no recorder shows
-(`frd.engine.unrecorded`): then it has edges to the ranks that it waits for, if they are known, or
-if only one can be meant. The last node of a chain gets an `Ending`, which says what can be claimed
-about it.
+only possible, and leads no further. A member in no op may wait in something that no recorder shows
+(`unrecorded`): then it has edges to the ranks for which it waits; if they are not known, to those
+that it can mean. The last node of a chain gets an `Ending`, which says what can be claimed about
+it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from frd.engine.clocks.uncertain_time import FOREVER, UncertainTime
 from frd.engine.hangs.facts import NOTICED_NS, Fact, RankFacts
 from frd.engine.hangs.ops_in_flight import Attendance, Instance, Op, Waits
 from frd.engine.hangs.unequal_pairs import UnequalPair
+from frd.engine.hangs.unrecorded import Calls, Way, been_through, holders, way_of
 from frd.engine.matching.signature_rules import is_synchronizing
 from frd.engine.state.snapshot import Mismatch, Snapshot
-from frd.engine.unrecorded import holders
-from frd.model import NATIVE, Int32s, Int64s
+from frd.model import Int32s, Int64s, UnrecordedWait
 
 
 class Ending(Enum):
@@ -94,6 +94,8 @@ class Graph:
     """Collectives whose members do not agree."""
     pairs: Mapping[Instance, UnequalPair] = field(default_factory=dict)
     """P2P channels whose two ends do not agree."""
+    calls: Calls | None = None
+    """Of a job of which no living rank is in a recorded op."""
     edges: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
     endings: dict[Node, Ending] = field(default_factory=dict)
     """What each node without edges is."""
@@ -129,10 +131,11 @@ class Graph:
 
     def _expand_member(self, rank: int) -> Expansion:
         facts, head = self.facts, self.waits.head(rank)
-        if facts.is_gone(rank):
+        is_silent_in_call = self.calls is not None and rank in facts.unrecorded
+        if facts.is_gone(rank) and not is_silent_in_call:
             return (), Ending.GONE
         if head is None and rank in facts.unrecorded:
-            return self._expand_unrecorded(rank)
+            return self._expand_unrecorded(facts.unrecorded[rank])
         if head is None:
             return (), Ending.IDLE if self._rests(rank) else Ending.MOVING
         if head.since > 0 and not facts.is_at_rest(rank, head.since, head.instance.group):
@@ -179,15 +182,35 @@ class Graph:
         is_there = channel in call or channel._replace(src=-1) in call
         return self.facts.is_gone(peer) or (len(call) > 0 and not is_there)
 
-    def _expand_unrecorded(self, rank: int) -> Expansion:
-        wait = self.facts.unrecorded[rank]
-        known = holders(wait, self.facts.unrecorded) if wait.peers else self._only_free(rank)
-        if wait.op == NATIVE and not all(self._rests(one) for one in known):
-            known = ()  # it may wait for no rank at all
-        ranks = np.asarray(known, np.int32)
-        latest = wait.as_of_ns - self.facts.least_ns
+    def _expand_unrecorded(self, wait: UnrecordedWait) -> Expansion:
+        ranks, latest = np.asarray(self._awaited(wait), np.int32), FOREVER
+        if self.calls is None:
+            latest = wait.as_of_ns - self.facts.least_ns
         targets = self._targets(ranks, self.facts.presence(ranks), latest)
-        return tuple(targets), None if targets else Ending.WAITING
+        if targets:
+            return tuple(targets), None
+        is_whole = self.calls is not None and way_of(wait.op) in (Way.MUTUAL, Way.JOINT)
+        return (), Ending.NO_RANK if is_whole else Ending.WAITING
+
+    def _awaited(self, wait: UnrecordedWait) -> Sequence[int]:
+        """The ranks for which an unrecorded wait is. Each chain of waits has to end: if its peers
+        are not known, it is for the only rank of the job that waits for nothing. Where no rank is
+        in an op, it may be for each of several, or, if all ranks wait, for each that is not in the
+        same call."""
+        counted, way, calls = self.facts.unrecorded, way_of(wait.op), self.calls
+        if way is Way.JOINT:
+            left = self._world - been_through(self.snapshot, wait)
+            return sorted(r for r in left if r not in counted or counted[r].op != wait.op)
+        if wait.peers:
+            return holders(wait, counted)
+        free = [one for one in self.free if one != wait.rank]
+        if calls is None:
+            is_meant = len(free) == 1 and (way is not Way.DOUBTFUL or self._rests(free[0]))
+            return free if is_meant else ()
+        others = [one for one in calls.waiting if one != wait.rank]
+        if way is Way.MUTUAL:
+            others = [one for one in others if calls.waiting[one].op != wait.op]
+        return free or sorted(others)
 
     def _rests(self, rank: int) -> bool:
         """A rank in no op, which has done nothing for a while, or is gone."""
@@ -195,20 +218,22 @@ class Graph:
         is_known = self.snapshot.row(rank) >= 0
         return is_known and facts.is_at_rest(rank, facts.moved_at(rank))
 
-    def _only_free(self, rank: int) -> Sequence[int]:
-        """The rank that holds up one whose peers are not known. Each chain of waits has to end, so
-        if only one rank of the job waits for nothing, it is that one."""
-        free = [one for one in self._free if one != rank]
-        return free if len(free) == 1 else ()
+    def is_last(self, rank: int) -> bool:
+        """All other ranks of the job are in ops, or wait for ranks that are known."""
+        waits = self.facts.unrecorded.items()
+        return not {*self.free, *(one for one, wait in waits if not wait.peers)} - {rank}
 
     @cached_property
-    def _free(self) -> Sequence[int]:
-        """The ranks of the job, seen or not, that are neither in an op nor in another wait."""
-        snapshot = self.snapshot
-        world = np.union1d(snapshot.rank, np.arange(snapshot.world_size))
-        waiting = [*self.waits.waiting.tolist(), *self.facts.unrecorded]
-        free: list[int] = np.setdiff1d(world, np.asarray(waiting, world.dtype)).tolist()
-        return free
+    def _world(self) -> set[int]:
+        """The ranks of the job, seen or not."""
+        return {*range(self.snapshot.world_size), *self.snapshot.rank.tolist()}
+
+    @cached_property
+    def free(self) -> Sequence[int]:
+        """The ranks of the job that are neither in an op nor in another wait."""
+        if self.calls is not None:
+            return self.calls.free
+        return sorted(self._world.difference(self.waits.waiting.tolist(), self.facts.unrecorded))
 
     def _expand_channel(self, wait: Wait) -> Expansion:
         if self._is_unequal(wait.instance):

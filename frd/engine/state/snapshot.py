@@ -244,11 +244,12 @@ class Snapshot:
         if they have none. 0 for a moment that is not known."""
         return self.moment(rank, self.now).margin_ns(moment) if moment.at > 0 else 0
 
-    def stalled_at(self, stalled: StallTable) -> UncertainTime:
-        """When the first of these waits had lasted for its threshold; now, if there is none."""
+    def stalled_at(self, stalled: StallTable, part: float = 1.0) -> UncertainTime:
+        """When the first of these waits had lasted for its threshold, or for a part of it; now, if
+        there is none."""
         if not len(stalled):
             return self.moment(-1, self.now)
-        overdue = stalled.since + self.threshold_ns[stalled.group]
+        overdue = stalled.since + (self.threshold_ns[stalled.group] * part).astype(np.int64)
         first = int(overdue.argmin())
         return self.moment(int(stalled.rank[first]), AlignedNs(int(overdue[first])))
 

@@ -11,7 +11,16 @@ from dataclasses import replace
 import numpy as np
 
 from frd.engine.state.tables import RankTable
-from frd.model import AlignedNs, NodeRawNs, RankState, RankStatus, UnrecordedWait, WaitSource
+from frd.model import (
+    NO_WAIT,
+    POLL,
+    AlignedNs,
+    NodeRawNs,
+    RankState,
+    RankStatus,
+    UnrecordedWait,
+    WaitSource,
+)
 
 
 class UnrecordedWaits:
@@ -45,7 +54,7 @@ class UnrecordedWaits:
         return True
 
     def _end(self, wait: UnrecordedWait) -> None:
-        if wait.op and wait.source is not WaitSource.INSPECTION:
+        if wait.op not in NO_WAIT and (wait.source is not WaitSource.INSPECTION or wait.op == POLL):
             self._ended.append(wait)
 
     def observe_stage(self, status: RankStatus) -> None:
@@ -67,7 +76,8 @@ class UnrecordedWaits:
 
     @property
     def any_waits(self) -> bool:
-        return any(wait.op for known in self._by_rank.values() for wait in known.values())
+        waits = (wait for known in self._by_rank.values() for wait in known.values())
+        return any(wait.op not in NO_WAIT for wait in waits)
 
     def take_ended(self, ranks: RankTable, now: AlignedNs) -> dict[str, list[tuple[int, int]]]:
         """From when to when ranks were seen in calls that they have come out of since the last

@@ -39,10 +39,17 @@ class LockRow:
     inode: int
     extent: tuple[str, ...] = ()
     """First and last byte, or ``EOF``."""
+    mode: str = ""
+    """``READ``, which others may have at the same time, or ``WRITE``."""
 
     def is_like(self, other: LockRow) -> bool:
         """Both may be one lock, whatever process has it."""
         return (self.kind, self.inode, self.extent) == (other.kind, other.inode, other.extent)
+
+    @property
+    def excludes(self) -> bool:
+        """No other process can have this lock of a file now."""
+        return self.mode == "WRITE" and self.kind in (FLOCK, POSIX) and not self.waits
 
 
 def read_locks(proc: Path = PROC) -> tuple[LockRow, ...]:
@@ -63,7 +70,8 @@ def parse_lock(line: str) -> LockRow | None:
         return None
     try:
         inode = int(fields[4].rpartition(":")[2])
-        return LockRow(int(number), waits, fields[0], int(fields[3]), inode, tuple(fields[5:7]))
+        extent = tuple(fields[5:7])
+        return LockRow(int(number), waits, fields[0], int(fields[3]), inode, extent, fields[2])
     except ValueError:
         return None
 
@@ -110,6 +118,12 @@ def lock_holder(
         if one != pid and _holds(one, links(one, proc), lock.path, blocking, proc)
     )
     return next(near, shown)  # which may have the file open by another path, of another mount
+
+
+def shown_by(row: LockRow, proc: Path = PROC) -> int | None:
+    """The descriptor of its process that shows the lock; None if another process has it now."""
+    found = links(row.pid, proc)
+    return next((fd for fd in found if _shows_lock(row.pid, fd, row, proc)), None)
 
 
 def _blocking(rows: Iterable[LockRow], lock: FileLock, pid: int) -> LockRow | None:

@@ -41,6 +41,8 @@ class Peer:
     """Of the socket at the other end, if it is in the same namespace; 0 if not."""
     is_unix: bool = False
     """The table of unix sockets shows no peers: `address` is its own, which a server has."""
+    is_served: bool = False
+    """The connection came to a port of this end on which a socket listens."""
 
     @property
     def is_connecting(self) -> bool:
@@ -75,7 +77,8 @@ class Sockets:
         if _port(row.remote) == 0:
             return Peer("", row.state)
         other = self._by_ends.get((row.table, row.remote, row.local), 0)
-        return Peer(_address(row.remote), row.state, other)
+        is_served = _port(row.local) in self._listening
+        return Peer(_address(row.remote), row.state, other, is_served=is_served)
 
     @cached_property
     def _by_inode(self) -> dict[int, _Row]:
@@ -86,6 +89,11 @@ class Sockets:
     def _by_ends(self) -> dict[tuple[str, str, str], int]:
         rows = reversed(self._by_inode.values())
         return {(row.table, row.local, row.remote): row.inode for row in rows}
+
+    @cached_property
+    def _listening(self) -> set[int]:
+        """Ports. The kernel gives none of them to a connection that goes out."""
+        return {_port(row.local) for row in self._by_inode.values() if row.state == _LISTENING}
 
     @cached_property
     def _unix(self) -> dict[int, Peer]:

@@ -9,6 +9,9 @@ import pytest
 
 from frd.engine.evidence.questions import MUTE_S, Occasion
 from frd.model import (
+    IDLE,
+    POLL,
+    REST,
     Certainty,
     ExitInfo,
     ExitKind,
@@ -66,12 +69,15 @@ class World:
     def asked(self) -> list[list[int]]:
         return [sorted(ranks) for _, ranks in self.agents.of(Occasion.SUSPECTED)]
 
-    def report(
-        self, rank: int, found: WaitsFor, since_s: float = 4, *, may_be_for_peer: bool = False
-    ) -> None:
+    def report(self, rank: int, found: WaitsFor, since_s: float = 4, **more: bool) -> None:
         """What the agent of a rank answers from now on."""
         since, seen = (NodeRawNs(self.job.now - int(ago * S)) for ago in (since_s, 0))
-        self.agents.reports[rank] = WaitReport(found, since, seen, may_be_for_peer)
+        self.agents.reports[rank] = WaitReport(found, since, seen, **more)
+
+    def seen_in(self, rank: int) -> list[tuple[str, tuple[int, ...]]]:
+        """What inspections show the rank to be in, and its peers."""
+        waits = self.job.attempt.snapshot(self.job.now).unrecorded.get(rank, ())
+        return [(w.op, w.peers) for w in waits if w.source is WaitSource.INSPECTION]
 
     def look(self, times: int = 1) -> list[FindingEvent]:
         return self.agents.look(times)
@@ -251,10 +257,115 @@ def test_a_native_call_that_ends() -> None:
     assert [s.rank for s in world.job.only().suspects] == [2]
     world.report(3, READ)
     world.look(2)
-    waits = world.job.attempt.snapshot(world.job.now).unrecorded[3]
-    assert [wait.op for wait in waits if wait.source is WaitSource.INSPECTION] == [""]
+    assert world.seen_in(3) == [(REST, ())]
     assert world.asked[-2:] == [[2, 3], [2]]
     assert [s.rank for s in world.job.only().suspects] == [2]
+
+
+POLLED = WaitsFor(
+    *(WaitKind.SLEEP, Certainty.SEEN),
+    topic="what it polls for",
+    says="its main thread has been polling",
+)
+FOR_LOCK = replace(
+    POLLED,
+    certainty=Certainty.LIKELY,
+    what="/data/squad.lock",
+    holder=Holder(991, 3),
+    topic="a lock",
+)
+REPLY = WaitsFor(
+    *(WaitKind.SOCKET, Certainty.SEEN, "10.0.0.1:80"),
+    topic="a reply from 10.0.0.1:80",
+    says="its main thread has been in recv() from 10.0.0.1:80",
+)
+
+
+@pytest.mark.parametrize(
+    ("found", "how", "expected"),
+    [
+        (POLLED, {"is_poll": True}, (POLL, ())),
+        (FOR_LOCK, {"is_poll": True}, (POLL, (3,))),
+        (replace(FOR_LOCK, holder=Holder(991)), {"is_poll": True}, (POLL, ())),
+        (REPLY, {"is_idle": True}, (IDLE, ())),
+        (READ, {}, (REST, ())),
+        (replace(READ, holder=Holder(7, 2)), {}, (REST, ())),
+        (replace(POLLED, topic="a timer"), {}, (REST, ())),
+        (replace(LOCK, holder=Holder(991)), {}, (REST, ())),
+    ],
+    ids=["poll", "lock", "other job", "idle", "read", "own worker", "sleep", "lock of no rank"],
+)
+def test_what_an_inspection_shows(
+    found: WaitsFor, how: dict[str, bool], expected: tuple[str, tuple[int, ...]]
+) -> None:
+    """Rank 2 does not come, and what it is in is known: a poll, for a lock of rank 3 perhaps; a
+    wait for a request; or a call that no other rank ends."""
+    world = World(2)
+    world.report(2, found, **how)
+    world.look(2)
+    assert world.seen_in(2) == [expected]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        replace(READ, certainty=Certainty.LIKELY),
+        replace(READ, holder=Holder(991, 3)),
+        replace(LOCK, holder=None),
+        replace(INNER, topic="a lock"),
+        replace(READ, kind=WaitKind.ON_CPU),
+    ],
+    ids=["likely", "other rank", "no holder", "lock inside", "computing"],
+)
+def test_what_is_no_proof_of_rest(found: WaitsFor) -> None:
+    """A wait that another rank may end, or that is only likely, and a rank that computes: it may
+    wait for its device."""
+    world = World(2)
+    world.report(2, found)
+    world.look(2)
+    assert world.seen_in(2) == []
+
+
+STORE = (
+    "Thread 0x00007f3f56a93b80 (most recent call first):\n"
+    '  File "/opt/venv/torch/distributed/elastic/utils/store.py", line 60 in synchronize\n'
+    '  File "/job/train.py", line 88 in exchange\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("stack", "expected"), [(NO_STACK, []), (STORE, []), (stack_text(""), [(REST, ())])]
+)
+def test_a_reply_may_be_one_of_the_store(
+    stack: str, expected: list[tuple[str, tuple[int, ...]]]
+) -> None:
+    """A rank waits for a reply, which proves rest only if its stack shows no wait for the store."""
+    world = World(2, texts={2: stack})
+    world.report(2, REPLY)
+    world.look(2)
+    assert world.seen_in(2) == expected
+
+
+def test_a_poll_that_ends() -> None:
+    """Rank 2 polls, and then computes: it does not count as waiting any more."""
+    world = World(2)
+    world.report(2, POLLED, is_poll=True)
+    world.look(2)
+    world.report(2, replace(READ, kind=WaitKind.ON_CPU))
+    world.look(2)
+    assert world.seen_in(2) == [("", ())]
+
+
+def test_a_holder_that_is_found_later() -> None:
+    """A rank was seen to poll; then it is likely for whose lock: the finding shows that."""
+    world = World(2)
+    world.report(2, POLLED, is_poll=True)
+    world.look(2)
+    world.report(2, FOR_LOCK, is_poll=True)
+    world.look(2)
+    found = world.waits_for(2)
+    assert found is not None
+    assert found.holder == Holder(991, 3)
 
 
 def test_an_agent_that_cannot_answer_is_left_alone() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
 from frd.engine.findings.claim import Claim
-from frd.engine.hangs.calls import claims_of_calls
+from frd.engine.hangs.claims import claim_of
+from frd.engine.hangs.diagnosis import diagnose
+from frd.engine.losses.exits import exits
 from frd.engine.policy import Policy
-from frd.model import Confidence, Kind, RankState, Reason, WaitSource
+from frd.model import DEVICE, IDLE, POLL, REST, Confidence, Kind, RankState, Reason, WaitSource
 from tests.world.scene import Scene
 
 HIGH, MEDIUM = Confidence.HIGH, Confidence.MEDIUM
@@ -18,8 +20,11 @@ POLICY = Policy(stall_after_s=5.0)
 INIT = "init_process_group"
 
 
-def claims(scene: Scene) -> list[Claim]:
-    return claims_of_calls(scene.snapshot(), POLICY)
+def claims(scene: Scene, policy: Policy = POLICY) -> list[Claim]:
+    snapshot = scene.snapshot()
+    gone = exits(snapshot)
+    diagnoses = diagnose(snapshot, scene.stalls(), policy)
+    return [claim_of(snapshot, one, policy, gone) for one in diagnoses]
 
 
 def only(scene: Scene) -> Claim:
@@ -184,6 +189,90 @@ def test_a_new_group_that_one_rank_does_not_make() -> None:
     assert blames(claim) == {2: (Reason.CPU_STUCK, HIGH)}
 
 
+# -- polls and devices ---------------------------------------------------------------------------
+
+
+def doubtful(op: str, free: Sequence[int] = (0,), *, age: float = 8.0, world: int = 4) -> Scene:
+    """All ranks of a pipeline but some are in a wait that may be for no rank."""
+    scene = pipeline(world)
+    for rank in set(range(world)) - {*free}:
+        scene.calls(rank, op, age=age, source=WaitSource.INSPECTION)
+    return scene
+
+
+@pytest.mark.parametrize("op", [POLL, DEVICE])
+@pytest.mark.parametrize("elsewhere", [REST, ""])
+def test_one_rank_does_not_poll(op: str, elsewhere: str) -> None:
+    """Rank 0 is blocked in a read, or busy, while all others poll for what it has to write, or wait
+    for their devices, in which they wait for each other: it is the cause, never surely."""
+    claim = only(doubtful(op).calls(0, elsewhere))
+    assert claim.kind is Kind.STALL
+    assert blames(claim) == {0: (Reason.CPU_STUCK, MEDIUM)}
+    assert claim.victims == (1, 2, 3)
+
+
+@pytest.mark.parametrize("op", [POLL, DEVICE])
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda scene: scene.calls(0, IDLE), id="rank 0 waits for a request"),
+        pytest.param(lambda scene: scene, id="what rank 0 does is not known"),
+        pytest.param(lambda scene: scene.calls(0, REST, seen_age=6.0), id="seen too early"),
+        pytest.param(
+            lambda scene: scene.calls(0, REST).rank(0, moved_age=1.0), id="rank 0 goes on"
+        ),
+        pytest.param(
+            lambda scene: scene.calls(0, REST).calls(3, "new_group", age=1.0, seen_age=0.1),
+            id="the others have just changed",
+        ),
+    ],
+)
+def test_doubtful_waits_that_are_no_hang(op: str, change: Callable[[Scene], Scene]) -> None:
+    """All others poll, or wait for their devices. Nothing is claimed."""
+    assert claims(change(doubtful(op))) == []
+
+
+@pytest.mark.parametrize(
+    "scene",
+    [
+        pytest.param(doubtful(POLL, ()), id="all poll"),
+        pytest.param(doubtful(DEVICE, ()), id="all wait for their devices"),
+        pytest.param(doubtful(DEVICE, (), world=1), id="a job of one rank"),
+        pytest.param(doubtful(POLL, (0, 1)).calls(0, REST).calls(1, REST), id="two ranks do not"),
+        pytest.param(doubtful(DEVICE, age=4.4).calls(0, REST), id="a pause of four seconds"),
+        pytest.param(doubtful(POLL, (0,)).calls(0, "recv"), id="a server that waits for work"),
+        pytest.param(pipeline(1).calls(0, "recv"), id="the only rank waits in recv"),
+    ],
+)
+def test_no_rank_has_to_do_what_others_wait_for(scene: Scene) -> None:
+    """Nothing is claimed."""
+    assert claims(scene) == []
+
+
+def test_a_pause_that_was_learned() -> None:
+    """The job has shown that its ranks poll for ten seconds while rank 0 writes."""
+    scene = doubtful(POLL).calls(0, "")
+    scene.learned_s[POLL] = 15.0
+    assert claims(scene) == []
+
+
+def test_the_holder_of_a_lock() -> None:
+    """Ranks 1 and 3 wait for a lock that rank 2 holds; rank 0 computes: rank 2 is meant."""
+    scene = pipeline().calls(0, "").calls(2, "")
+    for rank in (1, 3):
+        scene.calls(rank, "lock", [2], source=WaitSource.INSPECTION)
+    assert blames(only(scene)) == {2: (Reason.CPU_STUCK, HIGH)}
+
+
+def test_barrier_and_recv() -> None:
+    """Ranks 0 and 1 are in a barrier that rank 2 does not reach, because it is in recv."""
+    scene = pipeline(3).calls(0, "monitored_barrier").calls(1, "monitored_barrier")
+    claim = only(scene.calls(2, "recv"))
+    assert claim.kind is Kind.ORDER
+    assert blames(claim) == dict.fromkeys(range(3), (Reason.ORDER, MEDIUM))
+    assert claim.disagreement == "rank 2 went into recv while ranks 0-1 are in monitored_barrier"
+
+
 # -- initialization ------------------------------------------------------------------------------
 
 
@@ -230,5 +319,5 @@ def test_a_rank_that_no_agent_has_ever_seen() -> None:
 def test_suspects_are_bounded() -> None:
     """As many as a finding lists; all of them are named."""
     few = replace(POLICY, max_suspects=3)
-    (claim,) = claims_of_calls(starting(16, [0, 1]).snapshot(), few)
+    (claim,) = claims(starting(16, [0, 1]), few)
     assert (len(claim.suspects), len(claim.named)) == (3, 14)
