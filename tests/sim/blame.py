@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from frd.model import Confidence, Finding, Kind, Reason, Suspect
 from tests.sim.faults import UNRECORDED, FaultKind, Injected
-from tests.sim.places import WAITS, place_of
+from tests.sim.places import WAITS, Sys, place_of
 
 if TYPE_CHECKING:
     from tests.sim.world import Run, World
@@ -34,7 +34,7 @@ class Blame:
     def __init__(self, world: World) -> None:
         self._world = world
         self.opened: Counter[str] = Counter()
-        """Findings of hangs whose suspects lived, by the worst mood of their agents."""
+        """Findings of hangs whose suspects were in their programs, by the worst mood of their agents."""
         self.with_lines: Counter[str] = Counter()
         """Those of them that opened with the line of each suspect, from its stack."""
         self.with_waits: Counter[str] = Counter()
@@ -73,8 +73,9 @@ class Blame:
 
     def opens(self, finding: Finding, run: Run) -> None:
         suspects = finding.suspects[:_ASKED]
-        alive = all(run.job.ranks[suspect.rank].alive for suspect in finding.suspects)
-        if finding.kind not in _HANGS or not suspects or not alive:
+        ranks = [run.job.ranks[suspect.rank] for suspect in finding.suspects]
+        lives = all(rank.alive and place_of(rank).sys is not Sys.EXITS for rank in ranks)
+        if finding.kind not in _HANGS or not suspects or not lives:
             return
         mood = max((self._mood(one.rank, run) for one in suspects), key=_MOODS.index)
         self.opened[mood] += 1
