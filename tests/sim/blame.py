@@ -34,7 +34,8 @@ class Blame:
     def __init__(self, world: World) -> None:
         self._world = world
         self.opened: Counter[str] = Counter()
-        """Findings of hangs whose suspects were in their programs, by the worst mood of their agents."""
+        """Findings of hangs whose suspects were in their programs, by the worst mood of their
+        agents."""
         self.with_lines: Counter[str] = Counter()
         """Those of them that opened with the line of each suspect, from its stack."""
         self.with_waits: Counter[str] = Counter()
