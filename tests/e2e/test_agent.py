@@ -16,12 +16,14 @@ from frd.cli.commands.demo.scripted_rank import ScriptedRank
 from frd.flight.decode import parse
 from frd.flight.entry import Dump, Entry
 from frd.flight.write import write_pickle
-from frd.model import ExitKind, Flags, RankState
+from frd.model import NATIVE, REST, ExitKind, Flags, RankState, Stage
 from frd.wire.clock import ClockHello, Ping
 from frd.wire.messages import Part
+from frd_agent.node_time import raw_now
 from frd_agent.uplink.node_clock import BURST
 from tests.world.collector import Collector, agent, serving
 from tests.world.daemons import async_until, exec_command, fetch, free_address, free_port, running
+from tests.world.puppets import everywhere, puppets
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(100)
@@ -70,6 +72,46 @@ async def test_a_hanging_job_is_reported(tmp_path: Path) -> None:
             process.terminate()
             assert await asyncio.to_thread(process.wait, 10) == 0
             assert service.goodbyes
+
+
+@pytest.mark.recorder
+@pytest.mark.torch
+async def test_where_ranks_are_at_rest(tmp_path: Path) -> None:
+    """Four ranks wait for commands, and reduce; then one is in a collective, two receive from the
+    last, one of them by `work.wait()`, and that reads a pipe. The agent reports what each waits in,
+    in which line, and that it rests. Nothing is asked."""
+    os.mkfifo(tmp_path / "data")
+    run_dir = tmp_path / "run"
+    with puppets(4, run_dir, FRD_JOB="j") as ranks:
+        async with serving(Collector()) as service, agent(run_dir, service.address):
+
+            def stage(rank: int) -> Stage | None:
+                return service.statuses[rank].stage if rank in service.statuses else None
+
+            def shows(rank: int, op: str, function: str) -> bool:
+                found = stage(rank)
+                where = f" in {function}"
+                is_in = found and found.op == op and found.where.endswith(where)
+                return bool(is_in and found and (found.rests or not op))
+
+            await asyncio.to_thread(everywhere, ranks, "init")
+            await async_until(lambda: all(shows(n, REST, "<module>") for n in range(4)), "commands")
+            for rank in ranks:
+                rank.send("reduce 2000")
+            await async_until(lambda: not any(stage(n) for n in range(4)), "the job moves")
+            for rank in ranks:
+                await asyncio.to_thread(rank.answer)
+            began_ns = raw_now()
+            fault = "reduce", "receive 3", "wait 3", f"read {tmp_path / 'data'}"
+            for rank, does in zip(ranks, fault, strict=True):
+                rank.send(does)
+            await async_until(lambda: shows(1, "recv", "receive"), "the receiving rank")
+            await async_until(lambda: shows(2, NATIVE, "wait"), "the rank that waits for work")
+            await async_until(lambda: shows(3, REST, "read"), "the reading rank")
+            await async_until(lambda: shows(0, "", "reduce"), "the rank in a collective")
+            assert raw_now() - began_ns < 6e9
+            assert all(one and one.since_ns - began_ns < 3e9 for one in map(stage, (1, 2, 3)))
+            assert not service.parts
 
 
 async def test_a_restarted_service_hears_of_what_is_open(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def test_ranks_statuses_and_events(text: str, count: int, events: int, unreadabl
     """Ranks with the longest names and statuses, and as many events as an agent keeps."""
     agent = Agent()
     gone = ExitInfo(ExitKind.EXCEPTION, 0, 1, text, text, text)
-    stage = Stage(text, NOW, NOW)
+    stage = Stage(text, NOW, NOW, text)
     count = min(count, 60) if text else count
     for rank in agent.ranks(count, text, 100 if count == 1 else 4):
         agent.current.set_status(RankStatus(rank, RankState.EXITED, NOW, text, 0, gone, NOW, stage))

@@ -199,8 +199,8 @@ statuses = st.lists(
         ),
         TIMES,
         st.none()
-        | st.tuples(TEXTS, TIMES, TIMES).map(
-            lambda s: Stage(s[0], NodeRawNs(min(s[1:]) + 1), NodeRawNs(max(s[1:]) + 1))
+        | st.tuples(TEXTS, TIMES, TIMES, TEXTS, st.booleans()).map(
+            lambda s: Stage(s[0], NodeRawNs(min(s[1:3]) + 1), NodeRawNs(max(s[1:3]) + 1), *s[3:])
         ),
     ),
     max_size=3,

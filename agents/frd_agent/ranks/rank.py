@@ -130,7 +130,7 @@ class Rank:
         self._lost = 0
         self._complained = False
         self.stage: Stage | None = None
-        """A long wait in `new_group`, as its tap reports it."""
+        """Where it is while its counters rest, as the looks of its tap show it."""
         self.read_stack = StackReader(process, handlers, file.shm_path).read
         self._learn_exit()
         self._begin_attempt()

@@ -1,8 +1,9 @@
 """What the answers of ranks mean: waits that they prove, and evidence for findings.
 
 One stack shows one moment between the request and the answer. If the next one shows the same call
-from the same line, and the main thread has not run in between, it is the same wait: it has lasted
-at least from the first answer to the second request. Late and repeated answers prove no more.
+from the same line, and the main thread has hardly run in between, it is the same wait: it has
+lasted at least from the first answer to the second request. So has a rest in no call that is known.
+Late and repeated answers prove no more.
 
 Of what an inspection shows, three things are waits for other ranks: a process of another rank
 provably holds what this one waits for; the rank polls, for a lock that another rank holds or for
@@ -21,13 +22,20 @@ from frd.decodable import decodable
 from frd.engine.findings import text
 from frd.engine.findings.attachments import Evidence, cleaned, shows_place
 from frd.engine.findings.claim import Claim
-from frd.engine.hangs.unrecorded import ONE_SIDED
 from frd.flight.stacks.places import activity_of
-from frd.flight.stacks.waits import Call, call_of, has_stack, native_line
+from frd.flight.stacks.waits import (
+    Call,
+    call_of,
+    elsewhere_of,
+    has_stack,
+    is_one_wait,
+    native_line,
+)
 from frd.model import (
     IDLE,
     LOCK,
     NATIVE,
+    NO_WAIT,
     POLL,
     REST,
     Activity,
@@ -46,9 +54,6 @@ from frd.model import (
 from frd.wire.waits import WaitReport
 
 _NEVER: Final = AlignedNs(0)
-_WAKES_NS: Final = 1_000_000
-"""Processor time that a wait for the store may use between two stacks: it wakes every ten seconds
-to look at its time-out, which takes a few hundred microseconds. A wait for a peer uses none."""
 _REWORD_S: Final = 10.0
 """How often a finding is updated if a rank waits for the same kind of thing, in other words or for
 longer. The journal holds what changes a finding: with a tenth of it, ten times as much."""
@@ -73,14 +78,21 @@ class Stack:
 
     activity: Activity
     call: Call | None = None
-    """The call of torch.distributed that the main thread is in."""
+    """The call that the main thread is in."""
     native_line: str = ""
     is_whole: bool = False
     """Its main thread was seen, and has not left the program."""
+    elsewhere: Call | None = None
+    """Where it is, if in no call that is known."""
 
     @classmethod
     def of(cls, said: str) -> Stack:
-        return cls(activity_of(said), call_of(said), native_line(said), has_stack(said))
+        call, elsewhere = call_of(said), elsewhere_of(said)
+        return cls(activity_of(said), call, native_line(said), has_stack(said), elsewhere)
+
+    @property
+    def place(self) -> Call | None:
+        return self.call or self.elsewhere
 
 
 @decodable
@@ -118,12 +130,16 @@ class Answer:
 
 @dataclass(slots=True)
 class _Sighting:
-    """The call that the last stack of a rank showed."""
+    """The place that the last stack of a rank showed."""
 
     call: Call
     since: AlignedNs
+    seen_at: AlignedNs
     confirm_at: AlignedNs | None
     """When another stack may prove it; None if one was asked for."""
+
+    def goes_on(self, call: Call, asked_at: AlignedNs) -> bool:
+        return is_one_wait(self.call, call, max(asked_at - self.seen_at, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +183,15 @@ class Answers:
     library."""
     _shown: dict[tuple[str, int], _Shown] = field(default_factory=dict)
     """By finding and rank; under the finding "" what is known before one opens."""
+    _free: dict[int, tuple[str, AlignedNs]] = field(default_factory=dict)
+    """What inspections have last reported of each rank, and when."""
     _seen: dict[int, tuple[Answer, Activity]] = field(default_factory=dict)
     """What the last stack of a rank showed."""
 
     @property
     def waiting(self) -> Collection[int]:
         """The ranks whose last stack showed a wait."""
-        return self._sightings.keys()
+        return [rank for rank, sighting in self._sightings.items() if sighting.call.op]
 
     def to_confirm(self, now: AlignedNs) -> list[int]:
         """The ranks whose wait another stack may prove now; each is returned once."""
@@ -190,6 +208,7 @@ class Answers:
         self._sightings.pop(rank, None)
         self._lines.pop(rank, None)
         self._seen.pop(rank, None)
+        self._free.pop(rank, None)
         self._shown = {key: shown for key, shown in self._shown.items() if key[1] != rank}
         self.blocked.discard(rank)
 
@@ -197,6 +216,7 @@ class Answers:
         self._sightings.clear()
         self._lines.clear()
         self._seen.clear()
+        self._free.clear()
 
     def keep(self, inspected: Mapping[str, Collection[int]]) -> None:
         """Forget what inspections have shown of all but these ranks, by finding."""
@@ -228,13 +248,14 @@ class Answers:
         """With what earlier stacks of its rank have shown."""
         since, rank = answer.since, answer.rank
         known, stack = self._sightings.get(rank), answer.stack
-        if known is not None and stack is not None and stack.call is not None:
-            since = known.since if _is_one_wait(known.call, stack.call) else _NEVER
+        if known is not None and stack is not None and stack.place is not None:
+            is_one = known.goes_on(stack.place, answer.asked_at)
+            since = known.since if is_one else _NEVER
         if answer.blocked is None:
             return replace(answer, since=since, line="")
         line, is_outside = answer.line, answer.is_outside
         if rank in self._lines:
-            line, is_outside = self._lines[rank], known is None
+            line, is_outside = self._lines[rank], known is None or known.call.op in NO_WAIT
         return replace(answer, since=since, line=line, is_outside=is_outside)
 
     # -- stacks --------------------------------------------------------------------------------
@@ -245,22 +266,26 @@ class Answers:
         rank = answer.rank
         self._lines[rank] = stack.native_line
         self._seen[rank] = answer, stack.activity
-        call, known = stack.call, self._sightings.get(rank)
+        call, known = stack.place, self._sightings.get(rank)
         if call is None:
             self._sightings.pop(rank, None)
             at = NodeNs(answer.asked_at)
             return UnrecordedWait(rank, WaitSource.STACK, "", at, at)
-        if known is not None and not _is_one_wait(known.call, call):
+        if known is not None and not known.goes_on(call, answer.asked_at):
             known = None
         since = known.since if known is not None else answer.since or answer.answered_at
         as_of = max(since, answer.asked_at)
         due = [known.confirm_at if known is not None else None]
-        due.append(after_ns and AlignedNs(since + after_ns(call.op)))
+        due.append(AlignedNs(since + after_ns(call.op)) if after_ns and call.op else None)
         # Two requests at the same time prove nothing: a later stack still has to.
         confirm_at = min((at for at in due if at is not None and at > as_of), default=None)
-        self._sightings[rank] = _Sighting(call, since, confirm_at)
+        self._sightings[rank] = _Sighting(call, since, answer.answered_at, confirm_at)
+        if not call.op and as_of == since:  # one moment, in which it may be running
+            at = NodeNs(answer.asked_at)
+            return UnrecordedWait(rank, WaitSource.STACK, "", at, at)
         times = NodeNs(since), NodeNs(as_of)
-        return UnrecordedWait(rank, WaitSource.STACK, call.op, *times, detail=call.where)
+        op = call.op or REST
+        return UnrecordedWait(rank, WaitSource.STACK, op, *times, detail=call.where)
 
     # -- inspections ---------------------------------------------------------------------------
 
@@ -270,14 +295,23 @@ class Answers:
             return None
         rank, was_blocked = answer.rank, answer.rank in self.blocked
         op, detail = _seen_in(answer, report)
-        holder = _other_holder(rank, report) if op in (LOCK, POLL) else None
+        shown = self._sightings.get(rank)
+        # A rank that polls for something else does so beside one that has a lock.
+        is_for_lock = op == LOCK or (op == POLL and shown is not None and shown.call.op == POLL)
+        holder = _other_holder(rank, report) if is_for_lock else None
         peers = () if holder is None or holder.rank is None else (holder.rank,)
         if op in (LOCK, POLL, NATIVE):
             self.blocked.add(rank)
         else:
             self.blocked.discard(rank)
-        if not op and not was_blocked:
-            return None
+        is_news = op in (LOCK, POLL, NATIVE) or was_blocked
+        if not is_news:
+            is_known = bool(op) or report.waits_for.kind is WaitKind.ON_CPU
+            last_op, last_at = self._free.get(rank, ("", _NEVER))
+            is_again = op == last_op and answer.answered_at - last_at < _REWORD_S * 1e9
+            if not is_known or is_again:
+                return None
+        self._free[rank] = op, answer.answered_at
         times = (report.since_ns if op else report.as_of_ns), report.as_of_ns
         return UnrecordedWait(rank, WaitSource.INSPECTION, op, *times, peers=peers, detail=detail)
 
@@ -322,15 +356,6 @@ def evidence_of(answer: Answer) -> Evidence | None:
     if answer.stack is not None and answer.stack.activity != Activity():
         return Evidence(answer.rank, answer.stack.activity)
     return None
-
-
-def _is_one_wait(before: Call, after: Call) -> bool:
-    if (before.op, before.where) != (after.op, after.where):
-        return False
-    if before.ran_ns is None or after.ran_ns is None:
-        return False
-    most = 0 if after.op in ONE_SIDED - {"store"} else _WAKES_NS
-    return 0 <= after.ran_ns - before.ran_ns <= most
 
 
 def _seen_in(answer: Answer, report: WaitReport) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from frd.engine.hangs.facts import Fact
 from frd.engine.hangs.ops_in_flight import Instance, Op
 from frd.engine.hangs.root_causes import Root, hub
 from frd.engine.hangs.unequal_pairs import UnequalPair
-from frd.engine.hangs.unrecorded import Calls
+from frd.engine.hangs.unrecorded import Calls, not_over
 from frd.engine.hangs.wait_graph import Ending, Graph, Member, Node, UnknownRank, Wait
 from frd.engine.losses.exits import Manner, how_it_ended, manner_of, was_asked
 from frd.engine.matching import signature_rules
@@ -35,6 +35,7 @@ from frd.model import (
     Reason,
     Suspect,
     UnrecordedWait,
+    WaitSource,
 )
 
 _STOPPED = ("stopped", "zombie", "state t", "state z")
@@ -152,14 +153,17 @@ def _is_free(graph: Graph, rank: int, began: UncertainTime) -> tuple[bool | None
     if not snapshot.can_ask:
         return True, ""
     since = max(facts.moved_at(rank), began.at + (snapshot.margin_ns(rank, began) or 0))
+    info = snapshot.info.get(rank)
+    backends = info.backends if info is not None else ()
     seen = [one for one in snapshot.unrecorded.get(rank, ()) if one.as_of_ns >= since]
+    if any("gloo" in backend for backend in backends):
+        # A wait for its sends looks in a stack like any native call; /proc shows the difference.
+        seen = [w for w in seen if w.op not in NO_WAIT or w.source is not WaitSource.STACK]
     if seen:
-        return max(seen, key=lambda one: one.as_of_ns).op in NO_WAIT or None, ""
+        return not not_over(seen) or None, ""
     asked_at, why = snapshot.unanswered.get(rank, (-1, ""))
     if asked_at < since:
         return None, ""
-    info = snapshot.info.get(rank)
-    backends = info.backends if info is not None else ()
     is_shown = bool(backends) and all("nccl" in backend for backend in backends)
     others = {node.rank for node in graph.endings if isinstance(node, Member)} - {rank}
     is_only = is_shown and not others and not facts.unrecorded

@@ -81,7 +81,7 @@ def counting(
         moved_at = int(snapshot.moved_at[row])
         waits = [
             replace(wait, since_ns=NodeNs(max(wait.since_ns, moved_at)))
-            for wait in _not_over(known)
+            for wait in not_over(known)
             if wait.as_of_ns > moved_at
         ]
         if earliest is not None:
@@ -99,10 +99,10 @@ def counting(
     return found
 
 
-def _not_over(known: Sequence[UnrecordedWait]) -> list[UnrecordedWait]:
+def not_over(known: Sequence[UnrecordedWait]) -> list[UnrecordedWait]:
     """The waits of a rank but for those that its frames showed before they showed it elsewhere.
     Frames show no lock and no native call, /proc shows no call of torch.distributed."""
-    frames = [wait for wait in known if wait.source is not WaitSource.INSPECTION]
+    frames = [w for w in known if w.source is not WaitSource.INSPECTION and w.op != NATIVE]
     left_at = max((wait.as_of_ns for wait in frames if wait.op in NO_WAIT), default=-1)
     return [
         wait
@@ -123,7 +123,7 @@ def outside(snapshot: Snapshot) -> dict[int, UnrecordedWait]:
     return {
         rank: max(known, key=lambda one: (one.op in NO_WAIT, one.as_of_ns))
         for rank, known in snapshot.unrecorded.items()
-        if known and not _not_over(known)
+        if known and not not_over(known)
     }
 
 

@@ -13,7 +13,7 @@ Texts come from inside a training process and end in terminals, so nothing unpri
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,8 +27,8 @@ RESTED: Final = "# main thread: has not run since it had used "
 """Starts the line on the processor time (``1234 ns``) of a main thread that used none while its
 stack was read. Texts without it say nothing about that."""
 _MAX_FRAMES = 64
-_CUT_AT = 100
-"""Frames after which faulthandler cuts a stack."""
+_CUT_AT = 64
+"""Frames after which a tap cuts a stack; faulthandler does so after 100."""
 _ENTRIES: Final = frozenset({"<module>", "main", "run", "_run_code", "_bootstrap_inner"})
 """Functions below which a program, a process or a thread runs its own code."""
 _MAX_LINE = 1_024
@@ -137,6 +137,12 @@ def processes(text: str) -> Iterator[ProcessStack]:
         else:
             section.append(line.rstrip()[:_MAX_LINE])
     yield _read(found, section)
+
+
+def stack_of(frames: Iterable[tuple[str, int, str]], ran_ns: int | None) -> ProcessStack:
+    """Of frames of the main thread, innermost first: file, line, function."""
+    main = [StackFrame(file, str(line), name) for file, line, name in frames]
+    return ProcessStack(main=_of_this_process(main), ran_ns=ran_ns)
 
 
 def child_header(pid: int, name: str) -> str:

@@ -1,18 +1,21 @@
-"""Whether the stack of a rank shows that it waits in a call of torch.distributed.
+"""What the main thread of a rank waits in, as far as its frames show it.
 
-Only calls that leave no entry in a Flight Recorder, or may leave none, are known here; a rank in a
-recorded op has its entry. The main thread must be in the call itself: nothing but torch and the
-standard library between its innermost frame and the call. Work that C++ waits for (`Work.wait` of
-an `irecv`) leaves no frame: the stack ends in the line that called it (`native_line`), like that of
-any other native call.
+Of torch.distributed only calls that leave no entry in a Flight Recorder, or may leave none, are
+known here; a rank in a recorded op has its entry. The main thread must be in the call itself:
+nothing but torch, the standard library and the package of the call between its innermost frame and
+the call. Work that C++ waits for leaves no frame (`Work.wait` of an `irecv`, a read, `time.sleep`,
+a device in `Tensor.item`): the stack ends in the line that called it (`native_line`).
 
-A stack shows one moment. Two of them show one wait if the main thread has not run in between
-(`Call.ran_ns`): a wait takes no processor time, and no step of a program takes none.
+A stack shows one moment. Two of them show one wait if the main thread has hardly run in between
+(`is_one_wait`): a wait for a rank takes no processor time, and no step of a program takes none. A
+wait for a device may take all of a core, so only its frames count.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from frd.flight.stacks.text import (
@@ -22,10 +25,10 @@ from frd.flight.stacks.text import (
     is_of_standard_library,
     processes,
 )
+from frd.model import DEVICE, IDLE, POLL
 
 _C10D: Final = "torch/distributed/distributed_c10d.py"
-_STORE: Final = "torch/distributed/elastic/utils/store.py"
-_CALLS: Final = {
+_C10D_CALLS: Final = {
     "init_process_group": "init_process_group",
     "new_group": "new_group",
     "split_group": "split_group",
@@ -42,31 +45,95 @@ _CALLS: Final = {
     "scatter_object_list": "scatter_object_list",
     "broadcast_object_list": "broadcast_object_list",
 }
-"""Functions of `_C10D`, each with the op of the wait."""
-_RENDEZVOUS: Final = "torch/distributed/rendezvous.py"
+_STORE: Final = "store"
+_ANY: Final = ""
+_PLACES: Final[Mapping[str, Mapping[str, str]]] = {
+    _C10D: _C10D_CALLS,
+    "torch/distributed/elastic/utils/store.py": {_ANY: _STORE},
+    "torch/distributed/rendezvous.py": {_ANY: _STORE},
+    "torch/accelerator/__init__.py": {"synchronize": DEVICE},
+    "torch/cuda/__init__.py": {"synchronize": DEVICE},
+    "torch/cuda/streams.py": {"synchronize": DEVICE},
+    "torch/xpu/__init__.py": {"synchronize": DEVICE},
+    "torch/xpu/streams.py": {"synchronize": DEVICE},
+    "torch/utils/file_baton.py": {"wait": POLL},
+    "filelock/_api.py": {"acquire": POLL},
+    "socket.py": {"accept": IDLE},
+    "socketserver.py": {"serve_forever": IDLE},
+    "multiprocessing/connection.py": {"accept": IDLE},
+    "multiprocessing/queues.py": {"get": IDLE},
+    "queue.py": {"get": IDLE},
+    "asyncio/base_events.py": {_ANY: IDLE},
+    "asyncio/runners.py": {"run": IDLE},  # of a loop in C, such as uvloop
+    "uvloop/__init__.py": {"run": IDLE},
+    "code.py": {"raw_input": IDLE},
+    "zmq/sugar/poll.py": {"poll": IDLE},
+    "zmq/sugar/socket.py": {_ANY: IDLE},
+    "grpc/_server.py": {"wait_for_termination": IDLE},
+    "ray/_private/worker.py": {"main_loop": IDLE},
+    "vllm/distributed/device_communicators/shm_broadcast.py": {_ANY: IDLE},
+}
+"""By the end of a file's path, its functions (`_ANY`: all of them), each with the op of the wait;
+of an event loop its own functions, for a coroutine that runs has frames above them."""
+_PACKAGES: Final = re.compile(r"/(?:filelock|zmq|grpc|uvloop)/")
+"""Their frames above a place are those of the call."""
+_DATA: Final = "torch/utils/data/"
+_LITTLE: Final = 0.05
+"""Share of the time in which a rank runs that polls."""
+_WAKES_NS: Final = 1_000_000
+"""Processor time that a wait of all for each other may use between two looks: that for the store
+wakes every ten seconds to look at its time-out, which takes some hundred microseconds. A wait for a
+peer uses none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of torch.distributed that the main thread is in."""
+    """What the main thread is in."""
 
     op: str
-    """``recv``, ``new_group``; ``store`` for a wait for the store outside of such calls."""
+    """As in `frd.model.UnrecordedWait`, ``store`` for a wait for the store outside of calls of
+    torch.distributed; empty: in nothing that is known here."""
     where: str
     """The line of the user that called it: ``train.py:88 in exchange``."""
     ran_ns: int | None
-    """Processor time that the main thread has used, if it used none while the stack was read."""
+    """Processor time that the main thread has used, if it used none while the stack was read. None
+    also in a collective that leaves an entry: that it rests there says nothing new."""
 
 
 def call_of(text: str) -> Call | None:
     """The call that the stack text of a rank shows; None if its main thread is elsewhere."""
-    process = next(iter(processes(text)))
-    op = "" if process.has_left else _op(process)
-    if not op:
+    call = place_of(next(iter(processes(text))))
+    return call if call is not None and call.op else None
+
+
+def elsewhere_of(text: str) -> Call | None:
+    """Where the stack text of a rank shows its main thread, if that is in no call."""
+    call = place_of(next(iter(processes(text))))
+    return call if call is not None and not call.op else None
+
+
+def place_of(process: ProcessStack) -> Call | None:
+    """What the main thread is in; None if it is not known, or has left the program."""
+    if not process.main or process.has_left:
         return None
-    own = process.own
-    where = str(own[0]) if own and not is_machinery(own[0]) else ""
-    return Call(op, where, process.ran_ns)
+    own = process.own[0]
+    call = Call(_op(process), "" if is_machinery(own) else str(own), process.ran_ns)
+    is_recorded = not call.op and any(map(_is_of_c10d, _inside(process)))
+    return replace(call, ran_ns=None) if is_recorded else call
+
+
+def is_one_wait(before: Call, after: Call, passed_ns: int) -> bool:
+    """Two looks at a rank, `passed_ns` apart, show it in the same wait, or at the same rest."""
+    if (before.op, before.where) != (after.op, after.where):
+        return False
+    if after.op in (DEVICE, IDLE):
+        return True
+    if before.ran_ns is None or after.ran_ns is None:
+        return False
+    most: float = 0 if after.op in ("", "send", "recv") else _WAKES_NS
+    if after.op == POLL:
+        most = passed_ns * _LITTLE
+    return 0 <= after.ran_ns - before.ran_ns <= most
 
 
 def native_line(text: str) -> str:
@@ -84,19 +151,33 @@ def has_stack(text: str) -> bool:
     return bool(process.main) and not process.has_left
 
 
-def _op(process: ProcessStack) -> str:
-    found = ""
+def _inside(process: ProcessStack) -> list[StackFrame]:
+    """The frames from the innermost one to the program's, without that."""
+    found = []
     for frame in process.main:
-        if not is_machinery(frame):
+        if not (is_machinery(frame) or _PACKAGES.search(frame.file) or _op_of(frame)):
             break
-        if op := _op_of(frame):
-            if op != "store":
-                return op
-            found = op
+        found.append(frame)
     return found
 
 
+def _op(process: ProcessStack) -> str:
+    ops = [op for frame in _inside(process) if (op := _op_of(frame))]
+    op = next((op for op in ops if op != _STORE), ops[0] if ops else "")
+    return "" if op == IDLE and any(map(_gives_data, process.main)) else op
+
+
 def _op_of(frame: StackFrame) -> str:
-    if frame.file.endswith(_C10D):
-        return _CALLS.get(frame.name, "")
-    return "store" if frame.file.endswith((_STORE, _RENDEZVOUS)) else ""
+    for file, functions in _PLACES.items():
+        if frame.file.endswith(file) and frame.file[-len(file) - 1 : -len(file)] in ("", "/"):
+            return functions.get(frame.name) or functions.get(_ANY, "")
+    return ""
+
+
+def _is_of_c10d(frame: StackFrame) -> bool:
+    return frame.file.endswith(_C10D)
+
+
+def _gives_data(frame: StackFrame) -> bool:
+    """A loader waits for data, whatever it waits in."""
+    return _DATA in frame.file or frame.name == "__next__"

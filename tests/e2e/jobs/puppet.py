@@ -41,6 +41,22 @@ def reduce(times: str = "1") -> None:
         dist.all_reduce(torch.ones(8))
 
 
+def receive(source: str) -> None:
+    dist.recv(torch.ones(8), int(source))
+
+
+def wait(source: str) -> None:
+    work = dist.irecv(torch.ones(8), int(source))
+    assert work is not None
+    work.wait()
+
+
+def read(path: str) -> None:
+    """Of a pipe: until another process writes to it."""
+    with open(path, "rb") as file:
+        file.read()
+
+
 def group(desc: str) -> None:
     ranks = list(range(dist.get_world_size()))
     dist.barrier(dist.new_group(ranks, group_desc=desc))
@@ -97,10 +113,11 @@ def fail(text: str) -> None:
 
 
 kept: list[object] = []
-COMMANDS = {
-    f.__name__: f
-    for f in (init, destroy, reduce, group, weights, load, fork, hold, grow, child, fail)
-}
+KNOWN = (
+    *(init, destroy, reduce, receive, wait, read, group, weights, load, fork, hold, grow, child),
+    fail,
+)
+COMMANDS = {f.__name__: f for f in KNOWN}
 
 for line in sys.stdin:
     command, *arguments = line.split()

@@ -12,6 +12,9 @@ from frd.engine.attempt import Applied, Attempt
 from frd.engine.policy import Policy
 from frd.errors import WireError
 from frd.model import (
+    NATIVE,
+    POLL,
+    REST,
     UNKNOWN_SEQ,
     AttemptKey,
     Flags,
@@ -257,6 +260,20 @@ def test_the_latest_report_of_a_wait_that_no_recorder_shows_counts() -> None:
     job.attempt.tables.move_times(0, 5 * S)
     assert seen("recv", 10, 20) == ("new_group", at(35), at(45))
     assert seen("", 50, 60) == ("", at(50), at(60))
+
+
+def test_a_pause_in_which_ranks_poll_is_learned() -> None:
+    """Inspections show rank 0 as it polls for half a minute, and then in a native call and at rest,
+    which say nothing of other ranks: only how long ranks poll is learned."""
+    job = Job()
+    for op, since, as_of in ((POLL, 10, 40), (NATIVE, 50, 80), (REST, 90, 120), ("", 130, 130)):
+        times = NodeNs(at(since)), NodeNs(at(as_of))
+        job.attempt.observe_unrecorded(UnrecordedWait(0, WaitSource.INSPECTION, op, *times))
+        assert job.attempt.tables.unrecorded.any_waits is (op in (POLL, NATIVE))
+    job.attempt.take_waits(at(140))
+    learned = job.attempt.call_thresholds_ns(at(140))
+    assert learned.keys() == {POLL}
+    assert learned[POLL] > 30 * S
 
 
 def test_marks_of_a_rank_that_is_no_member_are_refused() -> None:

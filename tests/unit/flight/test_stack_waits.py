@@ -10,7 +10,8 @@ import pytest
 
 from frd.flight.stacks.places import activity_of
 from frd.flight.stacks.text import RESTED
-from frd.flight.stacks.waits import Call, call_of, has_stack, native_line
+from frd.flight.stacks.waits import Call, call_of, elsewhere_of, has_stack, native_line
+from frd.model import DEVICE, IDLE, POLL
 from tests.unit.flight.test_stack_places import recorded
 
 C10D = "/opt/venv/lib/python3.11/site-packages/torch/distributed"
@@ -105,6 +106,73 @@ def test_the_rendezvous(outer: str, op: str) -> None:
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
 LIB = "/usr/lib/python3.11"
+SITE = "/opt/venv/lib/python3.11/site-packages"
+KNOWN = {
+    "a device": (DEVICE, f"{TORCH}/cuda/__init__.py synchronize"),
+    "an event": (DEVICE, f"{TORCH}/cuda/streams.py synchronize"),
+    "any accelerator": (DEVICE, f"{TORCH}/accelerator/__init__.py synchronize"),
+    "a file lock": (POLL, f"{SITE}/filelock/_api.py acquire", f"{SITE}/filelock/_api.py __enter__"),
+    "its moment": (POLL, f"{SITE}/filelock/_unix.py _acquire", f"{SITE}/filelock/_api.py acquire"),
+    "a baton": (POLL, f"{TORCH}/utils/file_baton.py wait", f"{TORCH}/utils/cpp_extension.py load"),
+    "a client": (IDLE, f"{LIB}/socket.py accept"),
+    "a queue": (IDLE, f"{LIB}/threading.py wait", f"{LIB}/queue.py get"),
+    "a loop": (
+        IDLE,
+        *(f"{LIB}/selectors.py select", f"{LIB}/asyncio/base_events.py _run_once"),
+        *(f"{LIB}/asyncio/base_events.py run_forever", f"{LIB}/asyncio/runners.py run"),
+    ),
+    "a loop in C": (IDLE, f"{LIB}/asyncio/runners.py run", f"{SITE}/uvicorn/server.py run"),
+    "a gRPC server": (
+        IDLE,
+        *(f"{LIB}/threading.py wait", f"{SITE}/grpc/_common.py _wait_once"),
+        *(f"{SITE}/grpc/_common.py wait", f"{SITE}/grpc/_server.py wait_for_termination"),
+    ),
+    "an actor": (IDLE, f"{SITE}/ray/_private/worker.py main_loop"),
+}
+"""Places outside of torch.distributed, each with the op of the wait; innermost frames first."""
+
+
+@pytest.mark.parametrize("case", KNOWN)
+def test_a_wait_outside_of_torch_distributed(case: str) -> None:
+    """For a device, a lock for which the rank looks again and again, or a request."""
+    op, *frames = KNOWN[case]
+    assert call_of(text(*frames, "/job/train.py step")) == Call(op, "train.py:8 in step", None)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        (f"{LIB}/threading.py wait", f"{LIB}/queue.py get", f"{TORCH}/utils/data/dataloader.py x"),
+        (f"{LIB}/threading.py wait", f"{LIB}/queue.py get", "/job/loader.py __next__"),
+        (f"{LIB}/queue.py get", "/job/data.py read", f"{TORCH}/utils/data/_utils/fetch.py fetch"),
+        (f"{LIB}/selectors.py select", f"{LIB}/multiprocessing/connection.py wait"),
+        ("/job/hook.py f", f"{LIB}/asyncio/events.py _run", f"{LIB}/asyncio/base_events.py _run"),
+        ("/job/hook.py f", f"{TORCH}/cuda/__init__.py synchronize"),
+        (f"{SITE}/numpy/core.py dot", f"{SITE}/filelock/_api.py acquire"),
+        ("/job/mysocket.py accept",),
+        ("/job/queue.py put",),
+    ],
+)
+def test_no_such_wait(frames: tuple[str, ...]) -> None:
+    """A loader that waits for data, a wait for children, code above the call, and other files."""
+    said = text(*frames, "/job/train.py step")
+    assert call_of(said) is None
+    elsewhere = elsewhere_of(said)
+    assert elsewhere is not None
+    assert elsewhere.op == ""
+
+
+def test_a_line_of_the_program() -> None:
+    """Without a known call, what counts is the line and whether the main thread has run; in a
+    collective, its entry says more. An interpreter that ends is nowhere."""
+    rested = f"{RESTED}4211 ns\n"
+    assert elsewhere_of(rested + text("/job/train.py step")) == Call("", "train.py:8 in step", 4211)
+    collective = text(f"{C10D}/distributed_c10d.py all_reduce", "/job/train.py step")
+    assert elsewhere_of(rested + collective) == Call("", "train.py:8 in step", None)
+    assert elsewhere_of(text(f"{C10D}/distributed_c10d.py recv", "/job/train.py step")) is None
+    assert elsewhere_of(text(f"{LIB}/threading.py _shutdown")) is None
+
+
 ENDING = {
     "at exit of torch": (f"{TORCH}/library.py _del_library", f"{LIB}/weakref.py _exitfunc"),
     "a barrier at exit": (f"{C10D}/distributed_c10d.py barrier", f"{LIB}/weakref.py _exitfunc"),

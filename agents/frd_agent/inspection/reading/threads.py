@@ -131,6 +131,16 @@ def read_thread(pid: int, tid: int, proc: Path = PROC) -> ThreadSample | None:
     return ThreadSample(tid, state, ticks, call, started=started, runs=runs)
 
 
+def waits_for_thread(pid: int, proc: Path = PROC) -> bool:
+    """The main thread waits for another one, with a time-out, as `Work.wait` of Gloo does."""
+    main = read_thread(pid, pid, proc)
+    if main is None or main.call is None:
+        return False
+    known = syscall_of(main.call.number)
+    is_timed = known.timeout is not None and main.call.args[known.timeout] != 0
+    return known.kind is Class.FUTEX and is_timed
+
+
 def parse_call(line: bytes) -> Call | None:
     """``running``; ``-1 sp pc``; or ``number arg0 ... arg5 sp pc``."""
     fields = line.split()

@@ -2,5 +2,5 @@
 
 Entry point: `registry.Forming`, the forming ranks of a run directory. `stage_files` reads what taps
 report and trusts none of it; `forming_rank` is one process that is reported as a rank before it has
-a process group.
+a process group; `looks` says where a rank with groups is while its counters rest.
 """

@@ -20,6 +20,7 @@ import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -27,8 +28,10 @@ from msgspec.structs import asdict
 
 from frd.model import NodeRawNs
 from frd_agent import tap
+from frd_agent.inspection.reading.threads import waits_for_thread
 from frd_agent.proc import Vital, number_here, read_stat
-from frd_agent.ranks.forming.forming_rank import FormingRank, stage_of
+from frd_agent.ranks.forming.forming_rank import FormingRank
+from frd_agent.ranks.forming.looks import Looks, is_news
 from frd_agent.ranks.forming.stage_files import StageFile, StageReport
 from frd_agent.ranks.process import Process
 from frd_agent.ranks.rank import MAX_RANKS, Rank, RankContext
@@ -92,8 +95,8 @@ class Forming:
         self._refreshed_at_ns = -math.inf
         self._claimants: dict[str, _Claimant] = {}
         """By token."""
-        self._stages: dict[str, StageReport] = {}
-        """The present report of each rank with groups, by token."""
+        self._looks: dict[str, Looks] = {}
+        """At each rank with groups whose counters rest, by token."""
         self._newest: dict[object, tuple[int, str]] = {}
         """Of each process: when its newest claim began, and its token, or "" if it is a rank."""
         self._shares: Counter[int | None] = Counter()
@@ -123,26 +126,30 @@ class Forming:
         self._shares = Counter(one.owner for one in self._claimants.values())
         self._unseen &= {file.path.stem for file in self._files}
         self.excess = 0
-        stages: dict[str, StageReport] = {}
+        looks: dict[str, Looks] = {}
         reports: dict[str, StageReport] = {}
         for file in self._files:
             if file.content is None:
                 continue
             if file.content.token in by_token:
-                stages[file.content.token] = file.content
+                token = file.content.token
+                if file.content.claim is None:  # else from before it had groups
+                    looks[token] = self._looks.get(token) or Looks(self._shared.time.until)
+                    shows = partial(_waits_for_thread, by_token[token])
+                    looks[token].take(file.content, shows)
             elif file.content.claim is not None:
                 reports[file.content.token] = file.content
                 self._learn(file, file.content, now_ns)
         for token, rank in by_token.items():
-            stage = None if rank.is_gone else stages.get(token)
-            if stage is not self._stages.get(token):
-                rank.stage = None if stage is None else stage_of(stage, self._shared)
+            stage = looks[token].stage if token in looks and not rank.is_gone else None
+            if self._refreshed_at_ns == now_ns or is_news(rank.stage, stage):
+                rank.stage = stage
             if (claimant := self._claimants.pop(token, None)) is not None:
                 former = claimant.rank
                 if former is not None and not former.give_way(rank, now_ns):
                     self._ended.append((now_ns, former))
                 claimant.close()
-        self._stages = stages
+        self._looks = looks
         self._drop_gone(reports, now_ns)
         self._decide(list(by_token.values()), now_ns)
 
@@ -297,6 +304,11 @@ class Forming:
                 self._ended.remove((at_ns, rank))
 
 
+def _waits_for_thread(rank: Rank) -> bool:
+    pid = rank.process.readable
+    return pid is not None and waits_for_thread(pid)
+
+
 def _remove(path: Path) -> None:
     """In a directory of another user it may stay."""
     with contextlib.suppress(OSError):
@@ -304,8 +316,8 @@ def _remove(path: Path) -> None:
 
 
 def _goes_on(before: StageFile | None, now: StageFile) -> bool:
-    """Nothing has changed except that time has passed."""
-    if before is None or before.content is None or now.content is None:
+    """Nothing has changed except that time has passed, of a process without groups."""
+    if before is None or before.content is None or now.content is None or not now.content.claim:
         return False
     was, is_now = (asdict(report) for report in (before.content, now.content))
     return all(was[name] == is_now[name] for name in was.keys() - {"as_of_ns", "frames"})

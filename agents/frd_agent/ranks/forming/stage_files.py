@@ -1,4 +1,4 @@
-"""Reads the files by which taps report a long initialization.
+"""Reads the files by which taps report a long initialization, and where a rank is at rest.
 
 Nothing in them is trusted (`token_files`). A file of a process that is no rank yet has a *claim*:
 the identity that follows from the environment of the process. Whether the claim is true is not
@@ -30,11 +30,13 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
     pid_namespace: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
     """Its inode; 0 unknown."""
     op: Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[a-z_]*$")]
-    """See `frd.model.Stage`."""
+    """One of `frd.model.INITIALIZATION`, or empty. What else a rank waits in, its frames show."""
     since_ns: _Time
     as_of_ns: _Time
     frames: Annotated[tuple[ExitFrame, ...], msgspec.Meta(max_length=256)] = ()
-    """Of the main thread at `as_of_ns`, innermost first."""
+    """Of the main thread at `as_of_ns`, innermost first, or of the one that runs the program."""
+    ran_ns: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
+    """How long that thread had run; None unknown, as with taps that report no rank at rest."""
     claim: TapIdentity | None = None
     """None of a process that is a rank."""
     has_groups: bool = False

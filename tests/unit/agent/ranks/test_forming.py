@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from frd.model import AttemptKey, NodeRawNs, RankState, RankStatus
+from frd.model import REST, AttemptKey, NodeRawNs, RankState, RankStatus, Stage
 from frd.wire.messages import Part, Request, ResponsePart
 from frd_agent import tap
 from frd_agent.inspection.inspector import Inspector
@@ -200,6 +200,50 @@ def test_a_rank_in_new_group(node: Node) -> None:
     assert node.statuses()[rank.number].stage == rank.stage
     node.update()
     assert rank.number not in node.statuses()
+    (node.run_dir / f"{TOKEN}.stage").unlink()
+    node.update()
+    assert node.statuses()[rank.number].stage is None
+
+
+RECV = ["/v/site-packages/torch/distributed/distributed_c10d.py", 2799, "recv"]
+
+
+def test_where_a_rank_is_while_its_counters_rest(node: Node) -> None:
+    """That it waits in recv is news, and that it rests there; that it goes on is reported with all
+    others. Then it is elsewhere, and at rest there with the second look. When its counters move,
+    nothing is known any more."""
+    pid = node.process()
+    node.become_rank(pid)
+    report = node.claim(pid) | {"claim": None}
+    node.update()
+    (rank,) = node.roster
+
+    def look(at_s: float, frames: list[list[object]], ran_ns: int) -> Stage | None:
+        """What is news."""
+        as_of_ns = report["as_of_ns"] + round(at_s * S)
+        node.write(TOKEN, report | {"as_of_ns": as_of_ns, "frames": frames, "ran_ns": ran_ns})
+        before = rank.stage
+        node.update()
+        return rank.stage if rank.stage is not before else None
+
+    line = "train.py:12 in load_model"
+    found = look(0, [RECV, *FRAMES], 500)
+    assert found is not None
+    assert (found.op, found.where, found.rests) == ("recv", line, False)
+    again = look(0.2, [RECV, *FRAMES], 500)
+    assert again is not None
+    assert (again.op, again.since_ns, again.rests) == ("recv", found.as_of_ns, True)
+    assert look(0.3, [RECV, *FRAMES], 500) is None
+    node.update(after_s=2.5)
+    assert rank.stage is not None
+    assert rank.stage.as_of_ns - again.as_of_ns == pytest.approx(S / 10, abs=S / 100)
+    elsewhere = look(0.4, FRAMES, 900)
+    assert elsewhere is not None
+    assert (elsewhere.op, elsewhere.where, elsewhere.rests) == ("", line, False)
+    at_rest = look(0.5, FRAMES, 900)
+    assert at_rest is not None
+    assert (at_rest.op, at_rest.where, at_rest.rests) == (REST, line, True)
+    assert node.statuses()[rank.number].stage == at_rest
     (node.run_dir / f"{TOKEN}.stage").unlink()
     node.update()
     assert node.statuses()[rank.number].stage is None

@@ -178,7 +178,7 @@ def test_an_ordinary_initialization_writes_nothing(process: Process) -> None:
     process.now_s += 4
     stage.look_at_no_rank()
     process.codes = OUTSIDE
-    stage.look_at_rank()
+    stage.end()
     stage.close()
     assert not process.is_published()
 
@@ -207,25 +207,71 @@ def test_a_process_on_its_way_to_be_a_rank(process: Process) -> None:
     stage.look_at_no_rank()
     again = process.published()
     assert (again["since_ns"], again["as_of_ns"]) == (1_006 * 10**9, 1_010 * 10**9)
-
-    process.codes = OUTSIDE
-    stage.look_at_rank()
+    stage.end()
     assert not process.is_published()
 
 
-def test_a_rank_in_new_group(process: Process) -> None:
-    """A rank waits in new_group for long: its stage is published without a claim."""
+def test_a_rank_whose_counters_rest(process: Process) -> None:
+    """It is published at the first look and once a second, without a claim, and with the processor
+    time of the thread. Its stage begins again in another call, and ends when the rank moves."""
     stage = process.stage()
     process.now_s += 60
     process.codes = [code("new_group", C10D), *OUTSIDE]
     stage.look_at_rank()
-    assert not process.is_published()
-    process.now_s += tap.STAGE_AFTER_S
+    first = process.published()
+    assert (first["op"], first["claim"], first["since_ns"]) == ("new_group", None, 1_060 * 10**9)
+    assert first["frames"][0][2] == "new_group"
+    assert 0 < first["ran_ns"] <= (tap.ran_ns(os.getpid()) or 0)
+    process.now_s += tap.TICK_S
     stage.look_at_rank()
-    published = process.published()
-    assert (published["op"], published["claim"]) == ("new_group", None)
+    assert process.published() == first
+    process.now_s += tap.LOOK_EVERY_S
+    process.codes = OUTSIDE
+    stage.look_at_rank()
+    then = process.published()
+    assert (then["op"], then["since_ns"], then["as_of_ns"]) == ("", *[round(1_061.2 * 1e9)] * 2)
+    stage.end()
+    assert not process.is_published()
+    process.now_s += 60
+    stage.look_at_rank()
+    assert process.published()["since_ns"] == round(1_121.2 * 1e9)
     stage.close()
     assert not process.is_published()
+
+
+def test_a_process_that_was_published_before_it_was_a_rank(process: Process) -> None:
+    """At its first rest as a rank its claim is gone, so that its exit record is not the stage's."""
+    stage = process.stage()
+    process.now_s += 5
+    stage.look_at_no_rank()
+    stage.look_at_rank()
+    published = process.published()
+    assert (published["claim"], published["since_ns"]) == (None, 1_005 * 10**9)
+    stage.close()
+    assert not process.is_published()
+
+
+def test_the_thread_that_runs_the_program() -> None:
+    """Ray runs it in a thread; the processor time of that is what counts."""
+    done, began = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        began.set()
+        done.wait()
+
+    file = "/site-packages/ray/train/v2/_internal/execution/worker_group/thread_runner.py"
+    thread = threading.Thread(target=function("_run_target", file, wait))
+    assert tap.program_thread() == (None, os.getpid())
+    thread.start()
+    try:
+        began.wait()
+        ident, task = tap.program_thread()
+        assert (ident, task) == (thread.ident, thread.native_id)
+        assert 0 < (tap.ran_ns(task) or 0) < 10**9
+    finally:
+        done.set()
+        thread.join()
+    assert tap.ran_ns(0) is None
 
 
 @pytest.mark.parametrize("why", ["launcher", "forked", "no local rank", "no stack"])

@@ -121,6 +121,41 @@ def test_a_wait_for_the_store_looks_at_its_time_out() -> None:
     assert seen.intervals == [("new_group", 11, 11), ("new_group", 11, 20), ("new_group", 31, 31)]
 
 
+SITE = "/opt/venv/lib/python3.11/site-packages"
+
+
+@pytest.mark.parametrize(
+    ("frame", "used_ns", "op", "lasts"),
+    [
+        (f"{SITE}/torch/cuda/__init__.py synchronize", 9 * S, "device", True),
+        (f"{SITE}/filelock/_api.py acquire", S // 3, "poll", True),
+        (f"{SITE}/filelock/_api.py acquire", S // 2, "poll", False),
+    ],
+)
+def test_waits_that_use_the_processor(frame: str, used_ns: int, op: str, lasts: bool) -> None:
+    """One for a device may use all of a core, one that polls a twentieth of the nine seconds that
+    are between the two stacks."""
+    file, _, name = frame.partition(" ")
+    seen = Seen()
+    for ran_ns in (S, S + used_ns):
+        first, *frames = stack_text("", ran_ns=ran_ns).splitlines(keepends=True)
+        call = f'  File "{file}", line 9 in {name}\n'
+        seen.take("".join((first, frames[0], call, *frames[1:])))
+    assert seen.intervals[-1] == (op, 11 if lasts else 21, 20 if lasts else 21)
+
+
+def test_a_rank_at_rest_in_a_line_of_its_own() -> None:
+    """The first stack shows it there, the second that it has not run since; then it has. Its rest
+    is no call that another stack should prove."""
+    seen = Seen()
+    for ran_ns in (5, 5, 6):
+        seen.take(stack_text("", ran_ns=ran_ns), 2 * S)
+    assert seen.intervals == [("", 10, 10), ("rest", 11, 20), ("", 30, 30)]
+    assert seen.reported[1].detail == "train.py:88 in exchange"
+    assert list(seen.answers.waiting) == []
+    assert seen.answers.to_confirm(AlignedNs(60 * S)) == []
+
+
 def test_the_end_of_a_wait() -> None:
     """The next stack shows code of the user."""
     seen = Seen()

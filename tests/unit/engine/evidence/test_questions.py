@@ -113,7 +113,7 @@ def test_ranks_that_wait_are_asked_again() -> None:
     unrecorded = asked.job.attempt.snapshot(asked.job.now).unrecorded
     seen = {rank: (waits[0].op, waits[0].as_of_ns - waits[0].since_ns >= 5e9)
             for rank, waits in unrecorded.items()}  # fmt: skip
-    assert seen == {0: ("", False), 1: ("recv", True), 2: ("", False), 3: ("recv", True)}
+    assert seen == {0: ("rest", True), 1: ("recv", True), 2: ("rest", True), 3: ("recv", True)}
 
 
 def test_few_ranks_of_a_large_job() -> None:
