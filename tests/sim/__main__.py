@@ -7,16 +7,15 @@ import os
 import signal
 import sys
 import time
+from typing import Unpack
 
 import click
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from tests.sim.cluster.scenario import draw_cluster
 from tests.sim.hooks import FORMS
 from tests.sim.oracle import Violation
-from tests.sim.run import Failure, Sum, attempt_all, live, shrink
-from tests.sim.scenario import draw
+from tests.sim.run import Failure, How, Sum, attempt_all, drawn, live, shrink
 
 _SHOWN = 20
 """Failures that are printed in full."""
@@ -34,7 +33,9 @@ _SHOWN = 20
     "--hooks", type=click.Choice(("", *FORMS)), default="", help="Record NCCL jobs by hooks."
 )
 @click.option("--asks", is_flag=True, help="Agents are asked for stacks, dumps and waits.")
+@click.option("--hidden", is_flag=True, help="The same; more ranks wait in what no recorder shows.")
 @click.option("--mutate", is_flag=True, help="With --asks: some answers are false.")
+@click.option("--strict", is_flag=True, help="With --asks: none that waits is named for sure.")
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, show_default="cores")
 def main(
     seeds: int,
@@ -43,48 +44,38 @@ def main(
     only: str | None,
     world: int | None,
     smaller: bool,
-    cluster: bool,
-    hooks: str,
-    asks: bool,
-    mutate: bool,
     jobs: int,
+    **how: Unpack[How],
 ) -> None:
     """Simulate clusters by their seeds; exit 1 when one breaks a promise."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no worker is left
     if seed is None:
-        sys.exit(_many(range(first, first + seeds), jobs, cluster, hooks, asks, mutate))
+        sys.exit(_many(range(first, first + seeds), jobs, how))
     numbers = None if only is None else [int(number) for number in only.split(",") if number]
     if smaller:
-        numbers = shrink(seed, world, cluster=cluster, hooks=hooks, asks=asks, mutate=mutate)
+        numbers = shrink(seed, world, **how)
         fewest = ",".join(map(str, numbers))
         click.echo(f"as little as fails: --seed {seed} --only {fewest or ','}")
-    scenario = draw(seed, world, hooks, asks=asks)
-    if cluster:
-        scenario = draw_cluster(seed, world, asks=asks)
+    scenario = drawn(seed, world, **how)
     click.echo(f"{scenario.plan}\n{scenario.limits}")
     for event in scenario.events:
         if numbers is None or event.number in numbers:
             click.echo(f"  {event}, share {event.share}, for {event.length / 1e9:.1f} s")
     try:
-        lived = live(
-            seed, only=numbers, world=world, cluster=cluster, hooks=hooks, asks=asks, mutate=mutate
-        )
-        click.echo(lived)
+        click.echo(live(seed, only=numbers, world=world, **how))
     except Violation as violation:
         click.echo(violation)
         sys.exit(1)
 
 
-def _many(seeds: range, jobs: int, cluster: bool, hooks: str, asks: bool, mutate: bool) -> int:
+def _many(seeds: range, jobs: int, how: How) -> int:
     total, began = Sum(), time.monotonic()
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns()[:-1], MofNCompleteColumn(), TimeRemainingColumn())
     show = Progress(*columns, console=console, disable=not console.is_terminal)
     with contextlib.suppress(KeyboardInterrupt), show as progress:  # then the sum of what there is
         task = progress.add_task("worlds", total=len(seeds))
-        for result in attempt_all(
-            seeds, jobs, cluster=cluster, hooks=hooks, asks=asks, mutate=mutate
-        ):
+        for result in attempt_all(seeds, jobs, **how):
             total.add(result)
             if isinstance(result, Failure) and len(total.failures) <= _SHOWN:
                 console.print(str(result), markup=False, highlight=False, soft_wrap=True)

@@ -143,6 +143,16 @@ class SimAgent:
         return self.wall_ns() if self.protocol == 1 else self.raw_ns()
 
     @property
+    def mood(self) -> str:
+        """How it answers, see `tests.sim.answers`; ``old``: it knows nothing of waits."""
+        return self._answers.mood if self._answers.knows_waits else "old"
+
+    @property
+    def failed_at(self) -> int:
+        """True time at which it last answered too late, wrongly or not at all."""
+        return self._answers.failed_at
+
+    @property
     def is_welcome(self) -> bool:
         return self._welcome
 

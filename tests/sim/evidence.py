@@ -104,6 +104,8 @@ class Evidence:
                 return self._is_reported(injected, run) and not _is_linked(injected, run)
             case FaultKind.CALL:
                 return self._is_seen_in_call(injected, run)
+            case FaultKind.POLL_ALL | FaultKind.DEVICE_WAIT | FaultKind.NEW_GROUP_CIRCLE:
+                return self._is_shown(injected, run)
             case kind if kind in _HANGS and run.job.plan.hooks == "issue":
                 return False  # nothing shows that a rank waits, so it may be at work
             case _:
@@ -139,6 +141,23 @@ class Evidence:
             if not seen.call or proofs.lasted_ns(process.info.pid) < least_ns:
                 return False
         return True
+
+    def _is_shown(self, injected: Injected, run: Run) -> bool:
+        """Agents have shown for long enough where all ranks are; nothing else is wrong."""
+        service, nodes = self._world.service, {rank.node for rank in run.job.ranks}
+        attempt = service.engine.known(run.key) if service is not None else None
+        still = [one for one in run.job.injected if one.began is not None and one.healed is None]
+        if attempt is None or still != [injected] or injected.began is None:
+            return False
+        for agent in (self._world.nodes[node].agent for node in nodes):
+            if agent is None or not agent.is_welcome or agent.protocol < 2:
+                return False
+            if agent.mood != "good" or agent.failed_at >= injected.began:
+                return False
+        groups = attempt.tables.groups
+        highest_ns = int(groups.threshold_ns[: groups.count].max())
+        since = self._clear_since(injected.began)
+        return self._world.kernel.now >= since + highest_ns + 2 * _LOOKS
 
     def _is_reported(self, injected: Injected, run: Run) -> bool:
         """An agent was running when an allocation failed."""

@@ -54,9 +54,32 @@ class FaultKind(StrEnum):
     """Ranks of a pipeline of Gloo wait in receives for each other."""
     PAUSE = "pause"
     """All ranks compute for a long time: no fault."""
+    # Only in worlds with more hidden waits:
+    FILELOCK = "filelock"
+    """Like `LOCK`, but the others look for the lock again and again."""
+    POLL_ALL = "poll_all"
+    """All ranks but one look for a file that this one must write. No op is in flight."""
+    DEVICE_WAIT = "device_wait"
+    """All ranks but one wait for their devices, which replay a graph: no recorder shows its ops."""
+    NEW_GROUP_CIRCLE = "new_group_circle"
+    """Some ranks make a group, for which all are needed; the others go on to other collectives."""
+    STANDSTILL = "standstill"
+    """All ranks read from one mount, which does not answer: no rank is the cause."""
+    SERVING = "serving"
+    """All ranks wait for a request: no fault."""
 
 
-UNRECORDED: Final = frozenset({FaultKind.LOCK, FaultKind.CALL, FaultKind.RECV_CIRCLE})
+ALL_BUT_ONE: Final = frozenset({FaultKind.CALL, FaultKind.POLL_ALL, FaultKind.DEVICE_WAIT})
+"""In these, all ranks of the job wait for the one that is named first."""
+HIDDEN: Final = (
+    FaultKind.FILELOCK,
+    FaultKind.POLL_ALL,
+    FaultKind.DEVICE_WAIT,
+    FaultKind.NEW_GROUP_CIRCLE,
+    FaultKind.STANDSTILL,
+    FaultKind.SERVING,
+)
+UNRECORDED: Final = frozenset({FaultKind.LOCK, FaultKind.CALL, FaultKind.RECV_CIRCLE, *HIDDEN})
 """Faults of several ranks, see `tests.sim.unrecorded`."""
 ASKED: Final = (
     FaultKind.LOCK,
@@ -65,7 +88,7 @@ ASKED: Final = (
     FaultKind.POLL,
     FaultKind.PAUSE,
 )
-_DRAWN: Final = tuple(kind for kind in FaultKind if kind not in ASKED)
+_DRAWN: Final = tuple(kind for kind in FaultKind if kind not in (*ASKED, *HIDDEN))
 
 INCURABLE: Final = frozenset(
     {FaultKind.CRASH, FaultKind.CRASH_RECORDED, FaultKind.MISMATCH, FaultKind.ORDER}
@@ -131,9 +154,13 @@ def befall(injected: Injected, rank: SimRank, now: int, *, at_head: bool = False
     injected.group, injected.seq = op.group.name, -1 if op.is_p2p else seq
 
 
-def draw_fault(dice: random.Random, plan: JobPlan, job: Job, *, asks: bool = False) -> Fault | None:
+def draw_fault(
+    dice: random.Random, plan: JobPlan, job: Job, *, asks: bool = False, hidden: bool = False
+) -> Fault | None:
     """A fault that can happen to this job now; None if the fault that was drawn cannot. `asks`: it
-    may be one that no recorder shows."""
+    may be one that no recorder shows; `hidden`: one of `HIDDEN`, too."""
+    if hidden and dice.random() < 0.6:
+        return _draw_hidden(dice, plan, job)
     if asks and dice.random() < 0.5:
         return _draw_asked(dice, plan, job)
     kind = dice.choice(_DRAWN)
@@ -158,10 +185,8 @@ def draw_fault(dice: random.Random, plan: JobPlan, job: Job, *, asks: bool = Fal
 
 
 def _draw_asked(dice: random.Random, plan: JobPlan, job: Job) -> Fault | None:
-    able = [rank.rank for rank in job.ranks if rank.alive and not rank.stopped]
-    held = {rank.rank for rank in job.ranks if rank.is_held or rank.traps}
-    is_whole = len(able) == plan.world and not held
-    free = [number for number in able if number not in held]
+    able, free = _free(job)
+    is_whole = len(free) == plan.world
     kinds = [FaultKind.LOCK] * 3 + [FaultKind.POLL] * 2 + [FaultKind.PAUSE]
     kinds += [FaultKind.CALL] * 3 * is_whole
     if plan.backend == "gloo" and plan.pipeline > 1:
@@ -170,14 +195,9 @@ def _draw_asked(dice: random.Random, plan: JobPlan, job: Job) -> Fault | None:
         case FaultKind.POLL if free:
             return Fault(kind, (dice.choice(free),))
         case FaultKind.LOCK if len(free) > 2:
-            first = dice.choice(free)
-            near = [n for n in free if n // plan.ranks_per_node == first // plan.ranks_per_node]
-            among = near if len(near) > 1 and dice.random() < 0.8 else free
-            many = min(dice.randrange(2, 5), len(among), plan.world - 1)
-            return Fault(kind, tuple(sorted(dice.sample(among, many))))
+            return _draw_lock(dice, kind, plan, free)
         case FaultKind.CALL:
-            late = dice.choice(able)
-            return Fault(kind, (late, *(number for number in able if number != late)))
+            return _draw_late(dice, kind, able)
         case FaultKind.RECV_CIRCLE:
             stride = plan.tensor * plan.data
             circle = range(dice.randrange(stride), plan.world, stride)
@@ -186,6 +206,43 @@ def _draw_asked(dice: random.Random, plan: JobPlan, job: Job) -> Fault | None:
             return Fault(kind, tuple(able))
         case _:
             return None
+
+
+def _draw_hidden(dice: random.Random, plan: JobPlan, job: Job) -> Fault | None:
+    _, free = _free(job)
+    is_whole = len(free) == plan.world > 2
+    kinds = [kind for kind in HIDDEN if kind is not FaultKind.DEVICE_WAIT or plan.backend != "gloo"]
+    match kind := dice.choice(kinds):
+        case FaultKind.FILELOCK if len(free) > 2:
+            return _draw_lock(dice, kind, plan, free)
+        case _ if not is_whole:
+            return None
+        case FaultKind.NEW_GROUP_CIRCLE:
+            return Fault(kind, tuple(sorted(dice.sample(free, dice.randrange(1, plan.world)))))
+        case kind if kind in ALL_BUT_ONE:
+            return _draw_late(dice, kind, free)
+        case _:
+            return Fault(kind, tuple(free))
+
+
+def _free(job: Job) -> tuple[list[int], list[int]]:
+    """The ranks that go on or can, and those of them that no fault holds or waits for."""
+    able = [rank for rank in job.ranks if rank.alive and not rank.stopped]
+    free = [rank.rank for rank in able if not rank.is_held and not rank.traps]
+    return [rank.rank for rank in able], free
+
+
+def _draw_lock(dice: random.Random, kind: FaultKind, plan: JobPlan, free: list[int]) -> Fault:
+    first = dice.choice(free)
+    near = [n for n in free if n // plan.ranks_per_node == first // plan.ranks_per_node]
+    among = near if len(near) > 1 and dice.random() < 0.8 else free
+    many = min(dice.randrange(2, 5), len(among), plan.world - 1)
+    return Fault(kind, tuple(sorted(dice.sample(among, many))))
+
+
+def _draw_late(dice: random.Random, kind: FaultKind, able: list[int]) -> Fault:
+    late = dice.choice(able)
+    return Fault(kind, (late, *(number for number in able if number != late)))
 
 
 def _is_able(kind: FaultKind, plan: JobPlan, rank: SimRank) -> bool:

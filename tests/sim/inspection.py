@@ -99,8 +99,11 @@ class Inspection:
             case Sys.LOCK:
                 return self._of_lock(process, place, since_ns)
             case Sys.SLEEP:
-                does = "has been asleep (clock_nanosleep)"
-                return _claim(process, WaitKind.SLEEP, "a timer", does, since_ns)
+                return self._of_poll(process, place, since_ns)
+            case Sys.ACCEPT:
+                does, topic = "has been in accept() on 10.0.0.1:8000", "a connection"
+                found = _claim(process, WaitKind.SOCKET, topic, does, since_ns)
+                return replace(found, is_idle=self._agent.around.hidden)
             case Sys.STORE:
                 does = "has been in poll() calls from 10.0.0.1:29500"
                 found = _claim(
@@ -114,6 +117,15 @@ class Inspection:
                 return replace(found, waits_for=waits_for, may_be_for_peer=True)
             case _:
                 return UNKNOWN
+
+    def _of_poll(self, process: Process, place: Place, since_ns: int) -> WaitReport:
+        does = "has been asleep (clock_nanosleep)"
+        found = _claim(process, WaitKind.SLEEP, "a timer", does, since_ns)
+        holder = self._holder_of(process, place.holder) if place.holder is not None else None
+        if holder is not None:
+            waits_for = replace(found.waits_for, certainty=Certainty.LIKELY, topic="a lock")
+            found = replace(found, waits_for=replace(waits_for, what=place.path, holder=holder))
+        return replace(found, is_poll=self._agent.around.hidden)
 
     def _of_lock(self, process: Process, place: Place, since_ns: int) -> WaitReport:
         assert place.holder is not None

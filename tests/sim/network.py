@@ -119,6 +119,10 @@ class Surroundings(Protocol):
     def mutates(self) -> bool:
         """Agents send false answers."""
 
+    @property
+    def hidden(self) -> bool:
+        """Agents report all that those of this release report of waits."""
+
     def settle(self) -> None:
         """Advance the jobs to the present."""
 

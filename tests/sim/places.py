@@ -45,6 +45,8 @@ class Sys(StrEnum):
     SLEEP = "sleep"
     NATIVE = "native"
     """A private futex with a time-out, of another library."""
+    ACCEPT = "accept"
+    """It waits for a client."""
     EXITS = "exits"
 
 
@@ -68,6 +70,11 @@ class Place:
     """Of the file that it reads or whose lock it waits for."""
     holder: SimRank | None = None
     """Whose process holds what it waits for."""
+
+    @property
+    def looks_again(self) -> bool:
+        """It waits, and uses processor time for that: it polls, or spins for its device."""
+        return self.sys is Sys.SLEEP or self.frames[0] == _SYNCHRONIZE
 
     @property
     def mode(self) -> Mode:
@@ -100,6 +107,21 @@ def polling() -> Place:
     return Place((Frame(f"{_JOB}/train.py", 143, "wait_for_token"), *_STEP), Sys.SLEEP)
 
 
+def synchronizing() -> Place:
+    """For a graph that its device replays, and in which the device may wait for others."""
+    return Place((_SYNCHRONIZE, Frame(f"{_JOB}/train.py", 152, "replay"), *_STEP), Sys.CPU)
+
+
+def serving(dice: random.Random) -> Place:
+    """A worker has no request."""
+    serve = (Frame(f"{_JOB}/serve.py", 36, "serve"), *_MAIN)
+    accept = Frame("/usr/lib/python3.11/socket.py", 294, "accept")
+    get = Frame("/usr/lib/python3.11/queue.py", 171, "get")
+    wait = Frame("/usr/lib/python3.11/threading.py", 327, "wait")
+    inner, sys = dice.choice((((accept,), Sys.ACCEPT), ((wait, get), Sys.NATIVE), ((), Sys.SLEEP)))
+    return Place((*inner, *serve), sys)
+
+
 def in_native() -> Place:
     """Another library waits for one of its threads, with a time-out."""
     return Place((Frame(f"{_JOB}/cache.py", 19, "sync_cache"), *_STEP), Sys.NATIVE)
@@ -111,6 +133,13 @@ def locked(path: str, holder: SimRank | None = None) -> Place:
     if holder is None:
         return Place((Frame(f"{_JOB}/index.py", 40, "merge"), *save), Sys.READ, path + ".db")
     return Place((Frame(f"{_JOB}/index.py", 12, "lock"), *save), Sys.LOCK, path, holder)
+
+
+def polling_lock(path: str, holder: SimRank) -> Place:
+    """The package filelock tries again and again to get a lock."""
+    acquire = Frame("/opt/venv/lib/python3.11/site-packages/filelock/_api.py", 344, "acquire")
+    own = (Frame(f"{_JOB}/index.py", 12, "lock"), Frame(f"{_JOB}/train.py", 171, "update_index"))
+    return Place((acquire, *own, *_STEP), Sys.SLEEP, path, holder)
 
 
 def exiting() -> Place:

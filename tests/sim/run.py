@@ -13,17 +13,30 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Final
+from typing import Final, TypedDict, Unpack
 
 from tests.sim.cluster.scenario import draw_cluster
 from tests.sim.cluster.world import ClusterWorld
 from tests.sim.oracle import Violation
-from tests.sim.scenario import draw
+from tests.sim.scenario import Scenario, draw
 from tests.sim.world import Summary, World
 
 MEMORY_FOLDER: Final = Path("/dev/shm")
 _SEEDS_A_PROCESS: Final = 200
 """Then another process takes its place: worlds must share nothing but the code."""
+
+
+class How(TypedDict, total=False):
+    """How worlds are lived: the options of `python -m tests.sim` with these names."""
+
+    cluster: bool
+    hooks: str
+    """As `JobPlan.hooks`, not in a cluster."""
+    asks: bool
+    hidden: bool
+    mutate: bool
+    strict: bool
+    """As in `Scenario`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,34 +47,35 @@ class Failure:
     what: str
     where: str
     """The traceback."""
-    cluster: bool = False
-    hooks: str = ""
-    asks: bool = False
-    mutate: bool = False
+    how: How = field(default_factory=How)
 
     def __str__(self) -> str:
-        again = command(
-            self.seed, cluster=self.cluster, hooks=self.hooks, asks=self.asks, mutate=self.mutate
-        )
-        return f"seed {self.seed}: {self.what}\nagain: {again}"
+        return f"seed {self.seed}: {self.what}\nagain: {command(self.seed, **self.how)}"
 
 
-def command(
-    seed: int,
-    world: int | None = None,
-    *,
-    cluster: bool = False,
-    hooks: str = "",
-    asks: bool = False,
-    mutate: bool = False,
-) -> str:
+def command(seed: int, world: int | None = None, **how: Unpack[How]) -> str:
     """The command that repeats a world and makes it smaller."""
-    more = "" if world is None else f" --world {world}"
-    more += " --cluster" if cluster else ""
-    more += f" --hooks {hooks}" if hooks else ""
-    more += " --asks" if asks else ""
-    more += " --mutate" if mutate else ""
-    return f".venv/bin/python -m tests.sim --seed {seed}{more} --shrink"
+    flags = {"world": world, **how}
+    texts = [
+        f" --{name}" if value is True else f" --{name} {value}"
+        for name, value in flags.items()
+        if value
+    ]
+    return f".venv/bin/python -m tests.sim --seed {seed}{''.join(texts)} --shrink"
+
+
+def drawn(
+    seed: int, world: int | None = None, *, ends: bool = True, **how: Unpack[How]
+) -> Scenario:
+    """The world of a seed."""
+    hidden = how.get("hidden", False)
+    asks = hidden or how.get("asks", False)
+    if how.get("cluster"):
+        scenario = draw_cluster(seed, world, asks=asks)
+    else:
+        scenario = replace(draw(seed, world, how.get("hooks", ""), asks=asks), ends=ends)
+    mutates, strict = how.get("mutate", False), how.get("strict", False)
+    return replace(scenario, hidden=hidden, mutates=mutates, strict=strict)
 
 
 def live(
@@ -69,27 +83,20 @@ def live(
     *,
     only: Collection[int] | None = None,
     world: int | None = None,
-    cluster: bool = False,
     ends: bool = True,
-    hooks: str = "",
-    asks: bool = False,
-    mutate: bool = False,
+    **how: Unpack[How],
 ) -> Summary:
     """
-    `ends`: the job may end in another way than cleanly. `hooks`: as `JobPlan.hooks`, not in a
-    cluster. `asks`, `mutate`: as in `Scenario`.
+    `ends`: the job may end in another way than cleanly.
 
     Raises:
         Violation: a promise was broken. Any other exception is a fault of frd, or of the
             simulation.
     """
     folder = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
+    kind = ClusterWorld if how.get("cluster") else World
     with calm(), tempfile.TemporaryDirectory(prefix="frd-sim-", dir=folder) as name:
-        if cluster:
-            drawn = replace(draw_cluster(seed, world, asks=asks), mutates=mutate)
-            return ClusterWorld(drawn, Path(name), only).live()
-        scenario = replace(draw(seed, world, hooks, asks=asks), ends=ends, mutates=mutate)
-        return World(scenario, Path(name), only).live()
+        return kind(drawn(seed, world, ends=ends, **how), Path(name), only).live()
 
 
 @contextmanager
@@ -109,30 +116,17 @@ def calm() -> Iterator[None]:
         logging.disable(level)
 
 
-def attempt(
-    seed: int, cluster: bool = False, hooks: str = "", asks: bool = False, mutate: bool = False
-) -> Summary | Failure:
+def attempt(seed: int, how: How) -> Summary | Failure:
     try:
-        return live(seed, cluster=cluster, hooks=hooks, asks=asks, mutate=mutate)
+        return live(seed, **how)
     except Exception as error:
         what = str(error) if isinstance(error, Violation) else repr(error)
-        return Failure(seed, what, traceback.format_exc(), cluster, hooks, asks, mutate)
+        return Failure(seed, what, traceback.format_exc(), how)
 
 
-def attempt_all(
-    seeds: Iterable[int],
-    jobs: int,
-    *,
-    cluster: bool = False,
-    hooks: str = "",
-    asks: bool = False,
-    mutate: bool = False,
-) -> Iterator[Summary | Failure]:
+def attempt_all(seeds: Iterable[int], jobs: int, **how: Unpack[How]) -> Iterator[Summary | Failure]:
     """As they come, in any order."""
-    seeds, one = (
-        list(seeds),
-        partial(attempt, cluster=cluster, hooks=hooks, asks=asks, mutate=mutate),
-    )
+    seeds, one = list(seeds), partial(attempt, how=how)
     if jobs <= 1:
         yield from map(one, seeds)
         return
@@ -141,19 +135,10 @@ def attempt_all(
         yield from pool.imap_unordered(one, seeds)
 
 
-def shrink(
-    seed: int,
-    world: int | None = None,
-    *,
-    cluster: bool = False,
-    hooks: str = "",
-    asks: bool = False,
-    mutate: bool = False,
-) -> list[int]:
+def shrink(seed: int, world: int | None = None, **how: Unpack[How]) -> list[int]:
     """The fewest events, by number, with which the same promise is broken."""
-    drawn = draw_cluster(seed, world, asks=asks) if cluster else draw(seed, world, asks=asks)
-    numbers = [event.number for event in drawn.events]
-    again = partial(live, seed, world=world, cluster=cluster, hooks=hooks, asks=asks, mutate=mutate)
+    numbers = [event.number for event in drawn(seed, world, **how).events]
+    again = partial(live, seed, world=world, **how)
     broken = _broken(again, numbers)
     for number in list(numbers):
         fewer = [other for other in numbers if other != number]
@@ -187,6 +172,9 @@ class Sum:
     ends: Counter[str] = field(default_factory=Counter)
     findings: Counter[str] = field(default_factory=Counter)
     requests: Counter[str] = field(default_factory=Counter)
+    opened: Counter[str] = field(default_factory=Counter)
+    with_lines: Counter[str] = field(default_factory=Counter)
+    with_waits: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
 
     def add(self, result: Summary | Failure) -> None:
@@ -203,6 +191,9 @@ class Sum:
         self.ends += result.ends
         self.findings += result.findings
         self.requests += result.requests
+        self.opened += result.opened
+        self.with_lines += result.with_lines
+        self.with_waits += result.with_waits
 
     def lines(self) -> Iterator[str]:
         """For people."""
@@ -219,3 +210,7 @@ class Sum:
         ):
             totals = ", ".join(f"{what} {n:,}" for what, n in counts.most_common())
             yield f"{name:<16} {sum(counts.values()):,}: {totals or 'none'}"
+        for mood, many in self.opened.items():
+            lines, waits = self.with_lines[mood], self.with_waits[mood]
+            says = f"with lines {lines:,} ({lines / many:.1%}), with waits {waits:,}"
+            yield f"{f'agents {mood}':<16} {many:,} hangs opened, {says}"

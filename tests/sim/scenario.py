@@ -125,8 +125,13 @@ class Scenario:
     asks: bool = False
     """The service asks agents for stacks, dumps and waits, and ranks wait in what only those show.
     """
+    hidden: bool = False
+    """With `asks`: ranks wait in more such things, and their agents report what their taps see
+    while counters rest. Frozen lives have neither."""
     mutates: bool = False
     """Agents send false answers."""
+    strict: bool = False
+    """A rank that waits in what no recorder shows is never named for sure."""
     policy: Policy = POLICY
 
     def dice(self, of: object) -> random.Random:

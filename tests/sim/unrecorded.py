@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.sim import places
-from tests.sim.faults import FaultKind, Injected, befall
+from tests.sim.faults import ALL_BUT_ONE, FaultKind, Injected, befall
 from tests.sim.ops import MS, S
 from tests.sim.places import Place
 
@@ -28,6 +28,7 @@ class Unrecorded:
         self._dice: dict[Injected, random.Random] = {}
         self._caught: dict[Injected, list[SimRank]] = {}
         self._calls: dict[Injected, Place] = {}
+        """Where the ranks wait for the one that does not come."""
 
     # -- begin ---------------------------------------------------------------------------------
 
@@ -43,8 +44,16 @@ class Unrecorded:
             for rank in ranks:
                 rank.drags.append(injected)
             return
-        if kind is FaultKind.CALL:
-            self._calls[injected] = places.in_call(dice.choice(places.CALLS))
+        match kind:
+            case FaultKind.CALL:
+                self._calls[injected] = places.in_call(dice.choice(places.CALLS))
+            case FaultKind.POLL_ALL:
+                self._calls[injected] = places.polling()
+            case FaultKind.DEVICE_WAIT:
+                self._calls[injected] = places.synchronizing()
+            case FaultKind.NEW_GROUP_CIRCLE:
+                injected.culprits = frozenset(injected.fault.ranks)
+                injected.may_name = frozenset(range(job.plan.world)) - injected.culprits
         for rank in ranks:
             rank.traps.append(injected)
 
@@ -57,28 +66,36 @@ class Unrecorded:
         caught = self._caught[injected]
         place = self._place(rank, injected, caught)
         caught.append(rank)
-        if rank.rank in injected.culprits and injected.began is None:
+        if injected.began is None and rank.rank in (injected.culprits or injected.fault.ranks):
             befall(injected, rank, self._job.now)
-        injected.may_name = frozenset(one.rank for one in caught) - injected.culprits
+        injected.may_name |= frozenset(one.rank for one in caught) - injected.culprits
         injected.undo = partial(self._let_go, injected)
         self._job.hold(rank, place)
 
     def _place(self, rank: SimRank, injected: Injected, caught: list[SimRank]) -> Place:
         dice = self._dice[injected]
         match injected.fault.kind:
-            case FaultKind.LOCK if not caught:  # the first one has it
+            case FaultKind.LOCK | FaultKind.FILELOCK if not caught:  # the first one has it
                 injected.culprits = frozenset({rank.rank})
                 rank.lets_go = partial(self._died, injected)
                 return places.locked("/data/index.lock")
             case FaultKind.LOCK:
                 return places.locked("/data/index.lock", caught[0])
+            case FaultKind.FILELOCK:
+                return places.polling_lock("/data/index.lock", caught[0])
             case FaultKind.RECV_CIRCLE:
                 injected.culprits = frozenset(injected.fault.ranks)
                 return places.in_message(sends=False)
-            case _:  # a call
+            case FaultKind.NEW_GROUP_CIRCLE:
+                return places.in_call("new_group")
+            case kind if kind in ALL_BUT_ONE:
                 injected.culprits = frozenset(injected.fault.ranks[:1])
                 is_late = rank.rank in injected.culprits
                 return places.reading(dice) if is_late else self._calls[injected]
+            case FaultKind.SERVING:
+                return places.serving(dice)
+            case _:
+                return places.reading(dice)
 
     def late_ns(self, rank: SimRank, injected: Injected) -> int:
         """By how much the pause makes the step of a rank late."""

@@ -16,6 +16,7 @@ from tests.sim.proofs import Proofs
 from tests.world.clocks import S
 
 if TYPE_CHECKING:
+    from tests.sim.ranks import SimRank
     from tests.sim.world import Run, World
 
 _CONFIRMED: Final = 2 * S
@@ -34,9 +35,11 @@ class UnrecordedWaits:
     def look(self, run: Run) -> None:
         """Once in each evaluation."""
         known = self._seen.setdefault(run.key.attempt, set())
-        known.update(
-            rank.rank for rank in run.job.ranks if rank.alive and place_of(rank).sys in WAITS
-        )
+        known.update(rank.rank for rank in run.job.ranks if rank.alive and self._may_wait(rank))
+
+    def _may_wait(self, rank: SimRank) -> bool:
+        place = place_of(rank)
+        return place.sys in WAITS or (self._world.hidden and place.looks_again)
 
     def of(self, attempt: int) -> Collection[int]:
         """Ranks that have been in what may be a wait; none if agents are not asked about it."""

@@ -38,6 +38,7 @@ from frd_agent.recorder.rank_progress import live_progress, raw_counters
 from frd_agent.recorder.recorders import Heartbeat, Recorders
 from frd_agent.recorder.rows import Row, columns
 from frd_agent.recorder.worker_server import Busy, First, Refused, Silent
+from tests.sim.looks import Looks
 from tests.sim.ranks import SimRank
 from tests.world.clocks import S
 
@@ -130,6 +131,7 @@ class Watched:
         self._saw_it_alive = process.rank.alive
         """If so, the agent learns of the end immediately and from the kernel, as by a pidfd."""
         self._silent = False
+        self._looks = Looks(process, agent)
         self._errors = 0
         self.is_over = False
         self.recorded = 0
@@ -167,6 +169,7 @@ class Watched:
             self._publish_at = now + _PUBLISH
             agent = self._agent
             self._published = rank.counters(), agent.wall_ns(), agent.raw_ns()
+            self._looks.published(self._published[0])
 
     def _read_counters(self) -> None:
         if self._published is not None:
@@ -205,8 +208,9 @@ class Watched:
             self._state, self._since_ns = state, since_ns
         gap = self.lost + self._agent.outbox.dropped.get(self.number, 0)
         now_ns = self._agent.raw_ns()
+        stage = self._looks.stage if state is RankState.LIVE else None
         self._agent.current.set_status(
-            RankStatus(self.number, self._state, self._since_ns, detail, gap, how, now_ns)
+            RankStatus(self.number, self._state, self._since_ns, detail, gap, how, now_ns, stage)
         )
 
     def _record(self, rows: list[Row]) -> None:

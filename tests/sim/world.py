@@ -86,6 +86,10 @@ class Summary:
     findings: Counter[str]
     published: Sequence[Sequence[FindingEvent]] = field(repr=False)
     requests: Counter[str] = field(default_factory=Counter)
+    opened: Counter[str] = field(default_factory=Counter)
+    with_lines: Counter[str] = field(default_factory=Counter)
+    with_waits: Counter[str] = field(default_factory=Counter)
+    """As in `tests.sim.blame`."""
 
 
 class World:
@@ -224,8 +228,9 @@ class World:
     def _break_job(self, number: int) -> None:
         self.settle()
         run = self.runs[-1]
-        dice, asks = self.dice(f"fault/{number}"), self.scenario.asks
-        fault = draw_fault(dice, self.scenario.plan, run.job, asks=asks)
+        dice, scenario = self.dice(f"fault/{number}"), self.scenario
+        how = {"asks": scenario.asks, "hidden": scenario.hidden}
+        fault = draw_fault(dice, scenario.plan, run.job, **how)
         if fault is not None:
             run.job.inject(fault)
 
@@ -316,6 +321,10 @@ class World:
     def mutates(self) -> bool:
         return self.scenario.mutates
 
+    @property
+    def hidden(self) -> bool:
+        return self.scenario.hidden
+
     def processes(self, key: AttemptKey) -> Sequence[Process]:
         return next(run.processes for run in self.runs if run.key == key)
 
@@ -373,4 +382,7 @@ class World:
             findings=Counter(finding.kind.value for finding in self.oracle.findings.values()),
             published=self.published,
             requests=self.requests,
+            opened=self.oracle.blame.opened,
+            with_lines=self.oracle.blame.with_lines,
+            with_waits=self.oracle.blame.with_waits,
         )
