@@ -27,6 +27,7 @@ from frd.cli.commands.demo.stage import Stage
 from frd.usage import INTERRUPTED
 from tests.world.daemons import frd, get, run_program, running
 from tests.world.warm import Process, warm_parents
+from tests.world.webhook import Receiver
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(150)]
 
@@ -174,8 +175,12 @@ def test_a_demo_that_is_ended_early_leaves_nothing(folder: Path) -> None:
 @pytest.mark.recorder
 def test_missing_rank_shows_the_line(folder: Path) -> None:
     """The default scenario shows a person the stuck rank and the line in which it is stuck; the
-    page has an address while the demo runs."""
-    result = frd("demo", env=os.environ | {"TMPDIR": str(folder)})
+    page has an address while the demo runs. The first message of a webhook has the line, too."""
+    with Receiver() as chat:
+        notify = json.dumps([{"url": chat.url}])
+        result = frd("demo", env=os.environ | {"TMPDIR": str(folder), "FRD_NOTIFY": notify})
+    assert chat.received[0]["event"] == "opened"
+    assert re.search(r"missing_rank\.py:\d+ load_batch", chat.received[0]["summary"])
     assert re.search(r"^page: http://127\.0\.0\.1:\d+/$", result.stderr, re.MULTILINE)
     assert result.returncode == 0, result.stderr + result.stdout
     assert "rank 2" in result.stdout
