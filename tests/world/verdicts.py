@@ -1,10 +1,12 @@
 """Every version of the findings of a real job, from the journal of its service.
 
-A finding may be right in the end and have accused an innocent rank for seconds before. The API shows
-the last version; the journal replays to all of them, so that a test misses none.
+A finding may be right in the end and have accused an innocent rank for seconds before. The API
+shows the last version; the journal replays to all of them, so that a test misses none.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection, Sequence
 
 from frd.cli.client import Client
 from frd.cli.commands.demo.stage import Stage
@@ -31,7 +33,7 @@ def versions(stage: Stage) -> list[Finding]:
 def high_at_most(stage: Stage, client: Client, *culprits: int) -> list[Finding]:
     """In no version of a finding that the service shows, or has shown, any other rank is a suspect
     of high confidence. Returns all versions."""
-    shown = {(one["id"], suspect["rank"]) for one in findings(client) for suspect in one["suspects"]}
+    shown = {(one["id"], named["rank"]) for one in findings(client) for named in one["suspects"]}
 
     def caught_up() -> list[Finding] | None:
         """The journal is written in batches."""
@@ -40,11 +42,15 @@ def high_at_most(stage: Stage, client: Client, *culprits: int) -> list[Finding]:
         return known if shown <= named else None
 
     known = until(caught_up, lambda: f"{shown}: {versions(stage)}") if shown else versions(stage)
-    accused = [
+    assert not (wrong := accused(known, culprits)), wrong
+    return known
+
+
+def accused(known: Sequence[Finding], culprits: Collection[int]) -> list[tuple[int, str]]:
+    """Other ranks that are suspects of high confidence, each with the summary."""
+    return [
         (suspect.rank, one.summary)
         for one in known
         for suspect in one.suspects
         if suspect.rank not in culprits and suspect.confidence is Confidence.HIGH
     ]
-    assert not accused, accused
-    return known

@@ -87,7 +87,7 @@ def device(rank: int) -> None:
     os.nice(10)
     spin: dict[str, object] = {}
     text = "def synchronize():\n    while True:\n        pass\n"
-    exec(compile(text, torch.cuda.__file__, "exec"), spin)  # its frame is that of the real one
+    exec(compile(text, torch.cuda.__file__, "exec"), spin)  # noqa: S102 a frame as on a GPU
     spin["synchronize"]()  # type: ignore[operator]
 
 

@@ -1,7 +1,10 @@
-"""Ranks of which some wait in calls of torch.distributed that leave no entry: PLACE. Four, or three:
+"""Ranks of which some wait in calls of torch.distributed that leave no entry: PLACE.
 
-circle     0 and 2 make a group of all three ranks; 1 is in an all_reduce
+Of three ranks:
+circle     0 and 2 make a group of all ranks; 1 is in an all_reduce
 batches    a pipeline whose last stage, 2, goes on with 3 micro-batches where the others have 4
+
+Of four ranks:
 pipeline   2 computes for ever, 3 receives from it, the others are in an all_reduce
 posted     the same, but 3 has posted the receive, and is in `work.wait()`
 chain      sends and receives alone, from 0 to 3; 2 computes for ever
