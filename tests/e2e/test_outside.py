@@ -50,9 +50,7 @@ def only(stage: Stage, client: Client, *suspects: int) -> dict[str, Any]:
     return until(settled, lambda: f"{findings(client)}\n{stage.log('rank0')}")
 
 
-@pytest.mark.parametrize(
-    "place", ["flock", pytest.param("filelock", marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("place", ["flock", pytest.param("filelock", marks=pytest.mark.soak)])
 def test_the_holder_of_a_lock_for_which_two_ranks_wait(place: str) -> None:
     """Rank 2 has the lock and waits for a server; 0 and 1 wait in flock(), or poll, 3 waits for all
     in an all_reduce. Only rank 2 is ever sure, and at last it is named alone."""
