@@ -64,7 +64,7 @@ def test_the_holder_of_a_lock_for_which_two_ranks_wait(place: str) -> None:
     assert holder["stack"][0].endswith("in ask")
 
 
-@pytest.mark.parametrize("place", ["shard", pytest.param("device", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("place", ["shard", "device"])
 def test_one_rank_is_blocked_and_the_others_wait_without_a_collective(place: str) -> None:
     """Three ranks poll for a file that the fourth has to write, or spin in a wait for their devices
     (whose kernels wait for the fourth): it waits for a reply, and is named, though nothing is in

@@ -101,12 +101,18 @@ class Replayed:
         time.sleep(0.02)
 
 
+MODELS: dict[str, type[Sharded] | type[Pipelined] | type[Replayed]] = {
+    "sharded": Sharded,
+    "pipelined": Pipelined,
+    "replayed": Replayed,
+}
+
+
 def main() -> None:
     kind, seconds = sys.argv[1], float(sys.argv[2])
     device = start()
-    models = {"sharded": Sharded, "pipelined": Pipelined, "replayed": Replayed}
-    if kind in models:
-        step = models[kind](device).step
+    if kind in MODELS:
+        step = MODELS[kind](device).step
     else:
         step = {"mixed": lambda: every_kind(device), "graphs": lambda: graphs(device)}[kind]
     guilty = int(sys.argv[3]) if len(sys.argv) > 3 else None
