@@ -13,26 +13,24 @@ import pytest
 
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import Scenario
+from frd.errors import FrdError
 from tests.world.daemons import JOBS, Stage, findings, throughout, until, watched
 from tests.world.hanging_fuse import NoMount, hanging_fuse
 from tests.world.verdicts import high_at_most
 
 pytestmark = [pytest.mark.torch, pytest.mark.recorder, pytest.mark.timeout(150)]
 
-STANDSTILL = MappingProxyType({"standstill_after_s": 4.0})
+STANDSTILL = MappingProxyType({"standstill_after_s": 3.0})
 NO_POLICY: Mapping[str, float] = MappingProxyType({})
 
 
 @contextmanager
 def job(
-    place: str,
-    file: Path = Path(),
-    policy: Mapping[str, float] = NO_POLICY,
-    stall_after_s: float = 2.0,
+    place: str, file: Path = Path(), policy: Mapping[str, float] = NO_POLICY
 ) -> Iterator[tuple[Stage, Client]]:
     """Four ranks in that place."""
     scenario = Scenario("outside", "waits", str(JOBS / "outside.py"), policy=policy)
-    with watched(scenario, 4, stall_after_s, [place, str(file)]) as (stage, client):
+    with watched(scenario, 4, 2.0, [place, str(file)]) as (stage, client):
         yield stage, client
 
 
@@ -98,22 +96,20 @@ def test_all_ranks_read_a_file_of_a_dead_server(tmp_path: Path) -> None:
     assert "outside.py" in finding["summary"]
 
 
-@pytest.mark.parametrize(
-    ("stall_after_s", "rest_s"), [(1.0, 6.0), pytest.param(2.0, 60.0, marks=pytest.mark.soak)]
-)
-def test_ranks_that_poll_for_a_request(stall_after_s: float, rest_s: float) -> None:
+@pytest.mark.parametrize("rest_s", [6.0, pytest.param(60.0, marks=pytest.mark.soak)])
+def test_ranks_that_poll_for_a_request(rest_s: float) -> None:
     """As a server's engine does: there is nothing to find, however long no request comes; nor when
     one has come."""
-    with job("requests", policy=STANDSTILL, stall_after_s=stall_after_s) as (stage, client):
+    with job("requests", policy=STANDSTILL) as (stage, client):
 
         def matched() -> int:
             groups = client.get(f"/api/v1/jobs/{stage.job}")["groups"]
             return sum(group["matched"] for group in groups)
 
-        trained = until(lambda: matched() >= 40 and matched(), lambda: stage.log("rank0"))
+        until(lambda: matched() >= 40, lambda: stage.log("rank0"), ignoring=FrdError)
         throughout(rest_s, lambda: none(client))
         (stage.folder / "request").touch()
-        until(lambda: matched() > trained + 20, lambda: stage.log("rank0"))
+        until(lambda: matched() > 60, lambda: stage.log("rank0"))
         assert high_at_most(stage, client) == []
 
 
