@@ -62,19 +62,27 @@ def test_the_holder_of_a_lock_for_which_two_ranks_wait(place: str) -> None:
     assert holder["stack"][0].endswith("in ask")
 
 
-@pytest.mark.parametrize("place", ["shard", "device"])
-def test_one_rank_is_blocked_and_the_others_wait_without_a_collective(place: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "culprit", "line"),
+    [
+        ("shard", 0, "ask"),
+        ("device", 1, "ask"),
+        pytest.param("prefetch", 1, "take", marks=pytest.mark.soak),
+    ],
+)
+def test_one_rank_is_blocked_and_the_others_wait_without_a_collective(
+    place: str, culprit: int, line: str
+) -> None:
     """Three ranks poll for a file that the fourth has to write, or spin in a wait for their devices
-    (whose kernels wait for the fourth): it waits for a reply, and is named, though nothing is in
-    flight."""
-    culprit = {"shard": 0, "device": 1}[place]
+    (whose kernels wait for the fourth): it waits for a reply, or for its loader's thread, and is
+    named, though nothing is in flight."""
     with job(place) as (stage, client):
         finding = only(stage, client, culprit)
         high_at_most(stage, client, culprit)
     (suspect,) = finding["suspects"]
     assert (finding["kind"], suspect["reason"]) == ("stall", "cpu_stuck")
     assert suspect["confidence"] in ("medium", "high")
-    assert suspect["stack"][0].endswith("in ask")
+    assert suspect["stack"][0].endswith(f"in {line}")
     assert finding["victims"] == [rank for rank in range(4) if rank != culprit]
 
 

@@ -6,13 +6,16 @@ shard     1, 2 and 3 poll for a file; 0 has to write it and waits for a reply
 mount     all read the file FILE
 requests  all poll for a request; when one has come, they train
 device    0, 2 and 3 wait for their devices, and use a core each; 1 waits for a reply
+prefetch  the same, but 1 waits for a thread that gets its batches
 """
 
 import fcntl
 import os
+import queue
 import socket
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -84,6 +87,21 @@ def requests(rank: int) -> None:
 def device(rank: int) -> None:
     if rank == 1:
         ask()
+    synchronize()
+
+
+def prefetch(rank: int) -> None:
+    if rank == 1:
+        take(queue.Queue())
+    synchronize()
+
+
+def take(batches: queue.Queue[object]) -> None:
+    threading.Thread(target=ask).start()
+    batches.get()
+
+
+def synchronize() -> None:
     os.nice(10)
     spin: dict[str, object] = {}
     text = "def synchronize():\n    while True:\n        pass\n"
@@ -91,7 +109,9 @@ def device(rank: int) -> None:
     spin["synchronize"]()  # type: ignore[operator]
 
 
-PLACES = {place.__name__: place for place in (flock, filelock, shard, mount, requests, device)}
+PLACES = {
+    place.__name__: place for place in (flock, filelock, shard, mount, requests, device, prefetch)
+}
 
 
 def main() -> None:
