@@ -482,6 +482,7 @@ class Kind(StrEnum):
     RANK_LOST = "rank_lost"
     TELEMETRY_GAP = "telemetry_gap"
     CLOCK_UNSYNCHRONIZED = "clock_unsynchronized"
+    STANDSTILL = "standstill"
 
 
 class Reason(StrEnum):

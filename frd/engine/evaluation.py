@@ -23,6 +23,7 @@ from frd.engine.losses.exits import exits
 from frd.engine.losses.lost_ranks import first_failed, judged_after_s
 from frd.engine.memory.detector import MemoryDetector
 from frd.engine.policy import Policy
+from frd.engine.standstills import StandstillDetector
 from frd.engine.state.lazy import once
 from frd.engine.stragglers.detector import StragglerDetector
 from frd.engine.tick import Tick
@@ -68,6 +69,7 @@ class Evaluation:
             MemoryDetector(),
             StragglerDetector(),
             ClockDetector(),
+            StandstillDetector(),
         ]
         self._lifetimes = [detector.lifetime(policy) for detector in self._detectors]
         self.answers = Answers()

@@ -15,6 +15,7 @@ import numpy as np
 
 from frd.engine.attempt import Attempt
 from frd.engine.evidence.answers import Answer, Answers, Confirm
+from frd.engine.findings.claim import EXPLAINING
 from frd.engine.hangs.detector import pause_ns
 from frd.engine.hangs.diagnosis import diagnose
 from frd.engine.hangs.unrecorded import threshold_of_call_ns
@@ -111,10 +112,6 @@ MUTE_S: Final = 9.9
 """How long a rank is not inspected again that has not answered: agents before 0.2 never do."""
 _NO_STACKS: Final = frozenset({Kind.STRAGGLER, Kind.CLOCK_UNSYNCHRONIZED})
 """Kinds for which no rank is asked, because its present stack does not explain them."""
-_EXPLAINED: Final = frozenset(
-    {Kind.STALL, Kind.ORDER, Kind.MISMATCH, Kind.RANK_LOST, Kind.OOM, Kind.TELEMETRY_GAP}
-)
-"""Kinds that explain why nothing moves."""
 _INSPECTED: Final = frozenset({Reason.CPU_STUCK, Reason.UNREACHABLE})
 _UNDECIDED: Final = frozenset({Reason.NETWORK_OR_DEVICE, Reason.IN_COLLECTIVE_ALONE})
 
@@ -220,7 +217,7 @@ class Questions:
             for one in findings.values()
             if _is_inspected(one)
         }
-        explaining = [one for one in findings.values() if one.kind in _EXPLAINED]
+        explaining = [one for one in findings.values() if one.kind in EXPLAINING]
         if is_over or is_dismissed:
             self._early = _Early()
         elif tick is not None:
@@ -366,7 +363,7 @@ class Questions:
         if again := known.to_confirm(now):
             yield self._ask(now, Occasion.SIGHTED, again)
             return
-        explaining = [finding for finding in findings if finding.kind in _EXPLAINED]
+        explaining = [finding for finding in findings if finding.kind in EXPLAINING]
         if explaining and not rounds.is_explained:  # its ranks are asked now, see `OPENED`
             rounds.due_at = AlignedNs(now + round(ROUND_S * 1e9))
         rounds.is_explained = bool(explaining)
