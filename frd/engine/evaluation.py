@@ -64,12 +64,13 @@ class Evaluation:
     def __init__(self, key: AttemptKey, policy: Policy) -> None:
         self._policy = policy
         self._hangs = HangDetector()
+        self._standstills = StandstillDetector()
         self._detectors: list[Detector] = [
             self._hangs,
             MemoryDetector(),
             StragglerDetector(),
             ClockDetector(),
-            StandstillDetector(),
+            self._standstills,
         ]
         self._lifetimes = [detector.lifetime(policy) for detector in self._detectors]
         self.answers = Answers()
@@ -192,6 +193,7 @@ class Evaluation:
             if look is not None:
                 look = _with_phases(look, tick)
                 yield from self.tracker.update(life, look, room=most - len(self.tracker))
+        self._tick = replace(tick, resting=self._standstills.unasked)
 
     # -- evidence that no recorder has -----------------------------------------------------------
 

@@ -26,6 +26,7 @@ from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.engine.tick import Tick
 from frd.model import (
+    CHILD,
     DEVICE,
     IDLE,
     NATIVE,
@@ -49,13 +50,19 @@ for what ranks did after they moved last, and for the pause between two rounds o
 _MOST_PLACES: Final = 4
 """Places that the summary lists."""
 _ANCHORS: Final = frozenset({Kind.STANDSTILL})
-_BUSY: Final = ("", DEVICE)
+_SOON: Final = 0.9
+"""From this part of the time on, suspects are inspected: /proc shows what their children do."""
+_BUSY: Final = ("", DEVICE, CHILD)
 _WORDS: Final = {REST: "", POLL: "polling ", NATIVE: "in a native call "}
 
 
 class StandstillDetector:
     def __init__(self) -> None:
         self._looked_at = AlignedNs(0)
+        self._is_soon = False
+        """As of the last look, all ranks rest, and there is a finding soon."""
+        self.unasked: tuple[int, ...] = ()
+        """The suspects of that finding: they are to be inspected before it opens."""
 
     def lifetime(self, policy: Policy) -> Lifetime:
         return Lifetime(
@@ -70,14 +77,18 @@ class StandstillDetector:
         is_long = rest.lasted_ns >= after_ns * _LASTED
         if not (is_long or known.findings) or rest.seen_at == self._looked_at:
             return None
-        self._looked_at = rest.seen_at
+        was_soon, self._is_soon = self._is_soon, False
+        self._looked_at, self.unasked = rest.seen_at, ()
         if known.is_explained:
             return Look(tick.now, over={_ANCHORS: "another finding says why nothing moves"})
         snapshot, claims = tick.snapshot(), []
         if is_long and (resting := _resting(snapshot, tick.policy, after_ns * _LASTED)):
-            is_due = rest.lasted_ns >= after_ns
+            is_due = rest.lasted_ns >= after_ns and was_soon
             status = ClaimStatus.CONFIRMED if is_due else ClaimStatus.CONTINUING
             claims = [replace(_claim(snapshot, resting, tick), status=status)]
+            self._is_soon = rest.lasted_ns >= after_ns * _SOON
+            if self._is_soon and not (is_due or known.findings):
+                self.unasked = tuple(one.rank for one in claims[0].suspects)
         is_still = any(_lasts(finding, snapshot, tick) for finding in known.findings)
         return Look(tick.now, claims, still_stuck=_ANCHORS if is_still else frozenset())
 
@@ -92,7 +103,7 @@ def _lasts(finding: Finding, snapshot: Snapshot, tick: Tick) -> bool:
     return not any(_is_busy(wait, finding.opened_at) for waits in each for wait in waits)
 
 
-def _is_busy(wait: UnrecordedWait, after: int) -> bool:
+def _is_busy(wait: UnrecordedWait, after: float) -> bool:
     """One stack that shows no wait does not show that the rank works."""
     return wait.op in _BUSY and wait.source is not WaitSource.STACK and wait.as_of_ns > after
 
@@ -116,16 +127,23 @@ def _resting(
     found = {}
     for rank, moved_at in zip(ranks.tolist(), snapshot.moved_at[alive].tolist(), strict=True):
         seen = snapshot.unrecorded.get(rank, ())
-        since_moved = [replace(w, since_ns=NodeNs(max(w.since_ns, moved_at))) for w in seen if w.op]
+        since_moved = [
+            replace(wait, since_ns=NodeNs(max(wait.since_ns, moved_at)))
+            for wait in seen
+            if wait.op not in _BUSY
+        ]
         rests = sorted(since_moved, key=lambda wait: wait.since_ns - wait.as_of_ns)
         if not rests or rests[0].as_of_ns - rests[0].since_ns < least_ns:
             return {}
+        rests = [wait for wait in rests if wait.as_of_ns >= rests[0].since_ns]
         if any(wait.op == IDLE for wait in rests):
             return {}
-        if any(_is_busy(wait, rests[0].since_ns) for wait in seen):
+        # What was seen long ago may have changed; the rank is inspected again then.
+        after = max(rests[0].since_ns, snapshot.now - least_ns)
+        if any(_is_busy(wait, after) for wait in seen):
             return {}
         found[rank] = rests
-    is_held = any(wait.op != POLL for rests in found.values() for wait in rests)
+    is_held = any(all(wait.op != POLL for wait in rests) for rests in found.values())
     return found if is_held else {}
 
 

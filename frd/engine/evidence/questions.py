@@ -270,7 +270,7 @@ class Questions:
         early, table = self._early, tick.early
         is_news = len(table) > len(tick.stalls) if explaining else len(table) or tick.has_calls
         if not is_news:
-            self._early = _Early()
+            self._early = _Early(inspected=tick.resting[:MOST_EARLY])
             return
         if now < early.due_at:
             return
@@ -298,7 +298,7 @@ class Questions:
             if ranks:
                 yield self._ask(now, Occasion.EARLY, ranks)
         is_soon = now >= snapshot.stalled_at(table).at - INSPECT_BEFORE_S * 1e9
-        early.inspected = tuple(inspected[:MOST_EARLY]) if is_soon else ()
+        early.inspected = (*(inspected if is_soon else ()), *tick.resting)[:MOST_EARLY]
 
     # -- about findings ------------------------------------------------------------------------
 

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 
 import pytest
 
+from frd.engine.evidence.questions import Occasion
 from frd.engine.policy import Policy
 from frd.model import (
+    CHILD,
     DEVICE,
     IDLE,
     NATIVE,
@@ -25,6 +27,7 @@ from frd.model import (
     UnrecordedWait,
     WaitSource,
 )
+from tests.world.asked import Asked
 from tests.world.job import STEP_S, Job, changes
 
 AFTER_S = 30.0
@@ -148,9 +151,9 @@ def test_no_standstill(ops: tuple[str, ...]) -> None:
 
 
 def test_a_rank_whose_child_computes() -> None:
-    """The main thread rests; /proc shows it in nothing that blocks."""
+    """The main thread rests; /proc shows that it waits for a process that may compute."""
     still = Still(REST, REST, REST, REST)
-    assert still.rests(BUSY, [2], "", WaitSource.INSPECTION).run(4 * AFTER_S) == []
+    assert still.rests(CHILD, [2], "", WaitSource.INSPECTION).run(4 * AFTER_S) == []
 
 
 def test_a_stack_in_no_known_call_is_no_work() -> None:
@@ -305,3 +308,28 @@ def test_a_restart_of_the_service() -> None:
     assert still.job.only().id == opened.id
     still.job.all_reduce("dp", 1)
     assert changes(still.run(3)) == [Change.CLOSED]
+
+
+# -- what ranks are asked ------------------------------------------------------------------------
+
+
+def test_suspects_are_inspected_before_it_opens() -> None:
+    """From nine tenths of the time on, so that it opens with what /proc shows of them."""
+    still = Still(REST, REST, REST, REST)
+    of = Asked(still.job)
+    for _ in range(round((AFTER_S - 1) / STEP_S)):
+        still.run(STEP_S)
+        of.answer_all()
+    first, ranks = of.of(Occasion.SUSPECTED)[0]
+    assert (ranks, 0.85 * AFTER_S <= first <= 0.97 * AFTER_S) == ([0, 1, 2, 3], True)
+    assert still.job.open() == []
+
+
+def test_a_job_that_moves_is_asked_nothing_for_it() -> None:
+    still = Still(REST, REST, REST, REST)
+    of = Asked(still.job)
+    for seq in range(1, 40):
+        still.job.all_reduce("dp", seq)
+        still.run(2)
+        of.answer_all()
+    assert of.of(Occasion.SUSPECTED) == []
