@@ -75,10 +75,12 @@ class StandstillDetector:
     def evaluate(self, tick: Tick, known: Known) -> Look | None:
         rest, after_ns = tick.rest, tick.rest.may_last_ns(tick.policy)
         is_long = rest.lasted_ns >= after_ns * _LASTED
-        if not (is_long or known.findings) or rest.seen_at == self._looked_at:
+        if rest.seen_at == self._looked_at:
             return None
         was_soon, self._is_soon = self._is_soon, False
         self._looked_at, self.unasked = rest.seen_at, ()
+        if not (is_long or known.findings):
+            return None
         if known.is_explained:
             return Look(tick.now, over={_ANCHORS: "another finding says why nothing moves"})
         snapshot, claims = tick.snapshot(), []

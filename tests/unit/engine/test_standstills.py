@@ -323,6 +323,11 @@ def test_suspects_are_inspected_before_it_opens() -> None:
     first, ranks = of.of(Occasion.SUSPECTED)[0]
     assert (ranks, 0.85 * AFTER_S <= first <= 0.97 * AFTER_S) == ([0, 1, 2, 3], True)
     assert still.job.open() == []
+    still.job.all_reduce("dp", 1)
+    still.rests(REST, range(4)).run(1)
+    of.clear()
+    still.run(AFTER_S / 2)
+    assert of.of(Occasion.SUSPECTED) == []
 
 
 def test_a_job_that_moves_is_asked_nothing_for_it() -> None:
