@@ -433,11 +433,10 @@ def test_a_wait_of_a_suspect_is_proven() -> None:
     job.join("dp", [0, 1], 1)
     agents = Asked(job)
     agents.texts = {3: stack_text()}
-    agents.run(6)
-    assert [s.rank for s in job.only().suspects] == [2, 3]
-    agents.look(3)
+    agents.run(8)
     assert [ranks for _, ranks in agents.of(Occasion.SIGHTED)] == [[3]]
     assert [s.rank for s in job.only().suspects] == [2]
+    assert {s.rank for event in job.events for s in event.finding.suspects} == {2}
 
 
 def test_times_are_those_of_the_service_in_utc() -> None:
