@@ -468,6 +468,8 @@ class UnrecordedWait:
     """The ranks that it waits for; empty if they are not known."""
     detail: str = ""
     """For people: ``train.py:88 in exchange``, ``/ckpt/.lock held by pid 991``."""
+    left_ns: NodeNs | NodeRawNs = NodeNs(0)
+    """Node time at which the rank was seen out of an earlier wait for another one; 0 never."""
 
 
 # -- findings --------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ def _elsewhere(
     premises = (
         is_free,
         ending is not Ending.MOVING or None,
-        as_of - facts.moved_at(rank) >= threshold_ns or None,
+        as_of - _free_since(graph, rank) >= threshold_ns or None,
         (margin_ns is not None and as_of - began.at >= threshold_ns + margin_ns) or None,
         not graph.waits.may_be_elsewhere(rank) or None,
         (bool(few) and (not all(few) or is_placed)) or None,
@@ -143,6 +143,14 @@ def _elsewhere(
     words.append(text.clean(graph.snapshot.detail[graph.snapshot.row(rank)]))
     words.append(unrecorded.of_waiters(rank, facts.unrecorded))
     return _named(graph, rank, Reason.CPU_STUCK, began, premises, *words)
+
+
+def _free_since(graph: Graph, rank: int) -> int:
+    """When the rank last moved, or was last seen to wait for another one, as far as is known."""
+    snapshot = graph.snapshot
+    seen = snapshot.unrecorded.get(rank, ()) if snapshot.can_ask else ()
+    waited = (one.left_ns if one.op in NO_WAIT else one.as_of_ns for one in seen)
+    return max(graph.facts.moved_at(rank), *waited, 0)
 
 
 def _is_free(graph: Graph, rank: int, began: UncertainTime) -> tuple[bool | None, str]:

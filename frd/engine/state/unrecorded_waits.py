@@ -39,6 +39,9 @@ class UnrecordedWaits:
         before = known.get(wait.source)
         if before is not None and wait.as_of_ns <= before.as_of_ns:
             return False
+        if before is not None:
+            is_over = before.op not in NO_WAIT and wait.op in NO_WAIT
+            wait = replace(wait, left_ns=wait.since_ns if is_over else before.left_ns)
         known[wait.source] = wait
         if wait.source is WaitSource.STACK:
             self.unanswered.pop(wait.rank, None)
@@ -101,6 +104,7 @@ class UnrecordedWaits:
                 wait,
                 since_ns=NodeRawNs(wait.since_ns + by_ns),
                 as_of_ns=NodeRawNs(wait.as_of_ns + by_ns),
+                left_ns=NodeRawNs(wait.left_ns and wait.left_ns + by_ns),
             )
 
     def snapshot(
@@ -109,11 +113,12 @@ class UnrecordedWaits:
         """The waits that were seen last, in aligned time; without an op where one is over."""
         waits = [wait for known in self._by_rank.values() for wait in known.values()]
         of = np.array([wait.rank for wait in waits], np.int64)
-        times = np.array([(wait.since_ns, wait.as_of_ns) for wait in waits], np.int64).T
+        each = [(wait.since_ns, wait.as_of_ns, wait.left_ns) for wait in waits]
+        times = np.array(each, np.int64).T
         found: dict[int, tuple[UnrecordedWait, ...]] = {}
         if waits:
-            since, as_of = (ranks.to_aligned(of, column, now).tolist() for column in times)
-            for wait, *at in zip(waits, since, as_of, strict=True):
-                aligned = replace(wait, since_ns=at[0], as_of_ns=at[1])
+            columns = [ranks.to_aligned(of, column, now).tolist() for column in times]
+            for wait, *at in zip(waits, *columns, strict=True):
+                aligned = replace(wait, since_ns=at[0], as_of_ns=at[1], left_ns=at[2])
                 found[wait.rank] = (*found.get(wait.rank, ()), aligned)
         return found
