@@ -298,7 +298,7 @@ class Answers:
         rank, was_blocked = answer.rank, answer.rank in self.blocked
         op, detail = _seen_in(answer, report)
         shown = self._sightings.get(rank)
-        # A rank that polls for something else does so beside one that has a lock.
+        # That another rank has some lock means nothing to a rank that polls for something else.
         is_for_lock = op == LOCK or (op == POLL and shown is not None and shown.call.op == POLL)
         holder = _other_holder(rank, report) if is_for_lock else None
         peers = () if holder is None or holder.rank is None else (holder.rank,)
