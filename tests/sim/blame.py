@@ -1,6 +1,6 @@
 """Whom a finding may name for sure, and how findings open: what their suspects were asked before.
 
-An expert names who is the first cause. A rank that waits in what no recorder shows is none; from
+An expert names who is the first cause. A rank that waits in what no recorder shows is not the first cause; from
 recorders alone it looks like one, so agents that answer are asked before a finding opens.
 """
 
