@@ -437,7 +437,10 @@ or a notebook does. No rank is its peer."""
 REST: Final = "rest"
 """It is at rest in something else, such as a read or a reply: no wait for another rank, as far as
 that is known."""
-NO_WAIT: Final = frozenset({"", IDLE, REST})
+CHILD: Final = "child"
+"""It waits for a child process that is blocked in nothing that is known: that one may compute. No
+rank is its peer."""
+NO_WAIT: Final = frozenset({"", IDLE, REST, CHILD})
 """Ops of sightings that show a rank in no wait for another one."""
 NATIVE: Final = "native call"
 """The op of a wait in a call of C or C++ that a line of the program makes, with a time-out and for
@@ -455,8 +458,8 @@ class UnrecordedWait:
     source: WaitSource
     op: str
     """``init_process_group``, ``new_group``, ``recv``, ``monitored_barrier``, `LOCK`, `POLL`,
-    `DEVICE`, `IDLE`, `REST`, `NATIVE`. Empty: as of `as_of_ns` the rank waits in nothing that this
-    source would show."""
+    `DEVICE`, `IDLE`, `REST`, `CHILD`, `NATIVE`. Empty: as of `as_of_ns` the rank waits in nothing
+    that this source would show."""
     since_ns: NodeNs | NodeRawNs
     """Node time: it has waited at least since then."""
     as_of_ns: NodeNs | NodeRawNs
@@ -482,6 +485,7 @@ class Kind(StrEnum):
     RANK_LOST = "rank_lost"
     TELEMETRY_GAP = "telemetry_gap"
     CLOCK_UNSYNCHRONIZED = "clock_unsynchronized"
+    STANDSTILL = "standstill"
 
 
 class Reason(StrEnum):

@@ -464,6 +464,7 @@ class Attempt:
             contradictions=once(lambda: _taken(collectives.contradictions)),
             memory_incidents=once(lambda: self.memory.advance(now)),
             phases=PhasesAt(self.tables.phases, self._ranks, now),
+            rest=collectives.thresholds.look_at_rest(self.tables.moved_at, now),
             utc_ahead_ns=self.utc_ahead_ns,
         )
 

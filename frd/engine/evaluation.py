@@ -23,6 +23,7 @@ from frd.engine.losses.exits import exits
 from frd.engine.losses.lost_ranks import first_failed, judged_after_s
 from frd.engine.memory.detector import MemoryDetector
 from frd.engine.policy import Policy
+from frd.engine.standstills import StandstillDetector
 from frd.engine.state.lazy import once
 from frd.engine.stragglers.detector import StragglerDetector
 from frd.engine.tick import Tick
@@ -63,11 +64,13 @@ class Evaluation:
     def __init__(self, key: AttemptKey, policy: Policy) -> None:
         self._policy = policy
         self._hangs = HangDetector()
+        self._standstills = StandstillDetector()
         self._detectors: list[Detector] = [
             self._hangs,
             MemoryDetector(),
             StragglerDetector(),
             ClockDetector(),
+            self._standstills,
         ]
         self._lifetimes = [detector.lifetime(policy) for detector in self._detectors]
         self.answers = Answers()
@@ -190,6 +193,7 @@ class Evaluation:
             if look is not None:
                 look = _with_phases(look, tick)
                 yield from self.tracker.update(life, look, room=most - len(self.tracker))
+        self._tick = replace(tick, resting=self._standstills.unasked)
 
     # -- evidence that no recorder has -----------------------------------------------------------
 

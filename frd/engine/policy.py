@@ -49,6 +49,9 @@ class Policy:
     """and the group loses at least this much to it."""
     clock_unsynchronized_after_s: Seconds = 60.0
     """A node whose clock is unknown, or contradicts another's, for this long is reported."""
+    standstill_after_s: Seconds = 600.0
+    """A job that moved is reported as a standstill when nothing of it has moved for this long, or
+    for ten times its longest earlier rest, and its ranks are seen at rest."""
     attempt_retention_s: Seconds = 900.0
     """An attempt that is over (its ranks are gone, or a newer one runs) is forgotten after this
     long."""

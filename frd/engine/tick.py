@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from frd.engine.matching.clock_hints import ClockHint
 from frd.engine.matching.lateness import Window
+from frd.engine.matching.usual_waits import Rest
 from frd.engine.memory.incident import MemoryIncident
 from frd.engine.policy import Policy
 from frd.engine.state.phases import PhasesAt
@@ -41,9 +42,13 @@ class Tick:
     contradictions: Callable[[], Sequence[ClockHint]]
     """Clock hints that contradict the uncertainty of the clocks, since they were last read."""
     phases: PhasesAt
+    rest: Rest
+    """Looked at now and then."""
     memory_incidents: Callable[[], Sequence[MemoryIncident]]
     """Memory incidents that there are, and those that are over since they were last read."""
     placed: Callable[[], Mapping[int, AlignedNs]] = dict
     """See `Snapshot.placed`."""
+    resting: tuple[int, ...] = ()
+    """The suspects of a standstill that will be a finding soon, when the detectors have looked."""
     utc_ahead_ns: int = 0
     """As `Snapshot.utc_ahead_ns`."""

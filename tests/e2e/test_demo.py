@@ -24,9 +24,12 @@ from frd.cli import run
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
+from frd.model import Finding
 from frd.usage import INTERRUPTED
 from tests.world.daemons import frd, get, run_program, running
+from tests.world.verdicts import accused, versions
 from tests.world.warm import Process, warm_parents
+from tests.world.webhook import Receiver
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(150)]
 
@@ -58,10 +61,17 @@ def check(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Check:
     """Plays a scenario by the command, here in this process, so that its processes start warm;
-    returns what it wrote to stderr."""
+    returns what it wrote to stderr. No other rank than those of the scenario is ever `high`."""
     monkeypatch.setattr(Stage, "Process", Process)
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    before = children()
+    before, seen, stop = children(), list[Finding](), Stage.stop
+
+    def look_and_stop(stage: Stage) -> None:
+        if not stage.scenario.is_replicated:  # whose journal is no file
+            seen.extend(versions(stage))
+        stop(stage)
+
+    monkeypatch.setattr(Stage, "stop", look_and_stop)
 
     def check(name: str, *arguments: str) -> str:
         code = run(["demo", "--scenario", name, "--json", *arguments])
@@ -76,6 +86,7 @@ def check(
             assert sorted(s["rank"] for s in finding["suspects"]) == expected.suspects(4)
             assert finding["victims"] == expected.victims(4)
             assert (finding["state"] == "closed") == SCENARIOS[name].recovers
+        assert accused(seen, SCENARIOS[name].suspects(4)) == []
         assert_nothing_is_left(folder)
         assert children() <= before
         return printed.err
@@ -174,8 +185,12 @@ def test_a_demo_that_is_ended_early_leaves_nothing(folder: Path) -> None:
 @pytest.mark.recorder
 def test_missing_rank_shows_the_line(folder: Path) -> None:
     """The default scenario shows a person the stuck rank and the line in which it is stuck; the
-    page has an address while the demo runs."""
-    result = frd("demo", env=os.environ | {"TMPDIR": str(folder)})
+    page has an address while the demo runs. The first message of a webhook has the line, too."""
+    with Receiver() as chat:
+        notify = json.dumps([{"url": chat.url}])
+        result = frd("demo", env=os.environ | {"TMPDIR": str(folder), "FRD_NOTIFY": notify})
+    assert chat.received[0]["event"] == "opened"
+    assert re.search(r"missing_rank\.py:\d+ load_batch", chat.received[0]["summary"])
     assert re.search(r"^page: http://127\.0\.0\.1:\d+/$", result.stderr, re.MULTILINE)
     assert result.returncode == 0, result.stderr + result.stdout
     assert "rank 2" in result.stdout

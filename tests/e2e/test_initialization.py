@@ -16,6 +16,7 @@ from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import Scenario
 from frd.errors import FrdError
 from tests.world.daemons import JOBS, Stage, findings, throughout, until, watched
+from tests.world.verdicts import high_at_most
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 JOB = "demo-initialization"
@@ -101,6 +102,7 @@ def test_the_rank_that_does_not_come_is_named(
         finding = until(
             lambda: sure(client), lambda: f"{findings(client)}\n{stage.log('agent')}", 60
         )
+        high_at_most(stage, client, 2)
     assert (finding["kind"], finding["collective"]["op"]) == ("stall", op)
     (suspect,) = finding["suspects"]
     assert (suspect["rank"], suspect["reason"]) == (2, "cpu_stuck")

@@ -16,6 +16,7 @@ from frd.model import Certainty, WaitKind, WaitsFor
 from tests.world.daemons import JOBS, fetch, findings, until, watched
 from tests.world.hanging_fuse import SOURCE, NoMount, hanging_fuse
 from tests.world.suspects import inspect, suspect
+from tests.world.verdicts import high_at_most
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 
@@ -39,7 +40,9 @@ def found(call: str, what: str, release: Callable[[], None] = lambda: None) -> d
             return named
 
         try:
-            return until(its_suspect, lambda: stage.log("rank2"), 60)
+            named = until(its_suspect, lambda: stage.log("rank2"), 60)
+            high_at_most(stage, client, 2)
+            return named
         finally:
             release()
 

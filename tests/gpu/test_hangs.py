@@ -23,6 +23,7 @@ from tests.gpu.watch import (
     wait_for_progress,
 )
 from tests.world.daemons import findings, opened_s, until, watched
+from tests.world.verdicts import high_at_most
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(200)]
 
@@ -123,3 +124,31 @@ def test_a_signal_to_one_rank(
         row(sent.name, f"2: {reason}", described(found), opened_s(found) - at)
         assert reasons(found) == {2: reason}, found["summary"]
         assert all(set(reasons(one)) == {2} for one in findings(client))
+
+
+@pytest.mark.nccl
+@pytest.mark.parametrize(
+    "healthy_s", [15, pytest.param(300, marks=[pytest.mark.long, pytest.mark.timeout(500)])]
+)
+def test_a_step_that_is_a_replayed_graph(healthy_s: int, row: Callable[..., None]) -> None:
+    """The whole step, its all_reduce included, is a CUDA graph, so that no recorder shows it. While
+    the job trains there is nothing to find. Then rank 1 does not get its batch, the others wait for
+    their devices, and it is named."""
+    job = scenario("replayed", "ordinary.py")
+    with watched(job, 3, STALL_AFTER_S, ["replayed", f"{healthy_s}", "1"]) as (stage, client):
+
+        def hangs() -> bool:
+            trains = "hangs at" not in stage.log("rank1")
+            assert not trains or findings(client) == []
+            return not trains
+
+        until(hangs, lambda: logs(stage), healthy_s + 120.0)
+        found = first_finding(stage, client)
+        took = took_s(stage, found)
+        row(f"a replayed graph, {healthy_s} s", "1: cpu_stuck", described(found), took)
+        shown = f"{found['summary']}\n{logs(stage)}"
+        assert (found["kind"], reasons(found)) == ("stall", {1: "cpu_stuck"}), shown
+        assert found["suspects"][0]["confidence"] in ("medium", "high"), shown
+        assert STUCK in found["summary"], shown
+        assert took <= STALL_AFTER_S + 10
+        high_at_most(stage, client, 1)

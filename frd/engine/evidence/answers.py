@@ -32,6 +32,7 @@ from frd.flight.stacks.waits import (
     native_line,
 )
 from frd.model import (
+    CHILD,
     IDLE,
     LOCK,
     NATIVE,
@@ -59,11 +60,12 @@ _REWORD_S: Final = 10.0
 longer. The journal holds what changes a finding: with a tenth of it, ten times as much."""
 _HELD: Final = frozenset({WaitKind.LOCK_FILE, WaitKind.LOCK_SHARED, WaitKind.PIPE_WORKER})
 """Kinds of wait that one process ends, the holder."""
+_CHILDREN: Final = (WaitKind.CHILD, WaitKind.PIPE_WORKER)
 _REST: Final = frozenset(
     {
         *(WaitKind.FILE_READ, WaitKind.FILE_WRITE, WaitKind.FILE_SYNC, WaitKind.FILE_OPEN),
         *(WaitKind.PAGE_FAULT, WaitKind.SLEEP, WaitKind.STOPPED),
-        *(WaitKind.CHILD, WaitKind.PIPE_WORKER),
+        *_CHILDREN,
     }
 )
 """Kinds of wait that no other rank ends, unless a process of it is the holder."""
@@ -371,7 +373,7 @@ def _seen_in(answer: Answer, report: WaitReport) -> tuple[str, str]:
     if report.may_be_for_peer and answer.line:
         return NATIVE, answer.line
     if is_seen and holder is None and _is_rest(answer, found):
-        return REST, text.clean(found.says)
+        return CHILD if found.kind in _CHILDREN else REST, text.clean(found.says)
     return "", ""
 
 

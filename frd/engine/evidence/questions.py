@@ -15,6 +15,7 @@ import numpy as np
 
 from frd.engine.attempt import Attempt
 from frd.engine.evidence.answers import Answer, Answers, Confirm
+from frd.engine.findings.claim import EXPLAINING
 from frd.engine.hangs.detector import pause_ns
 from frd.engine.hangs.diagnosis import diagnose
 from frd.engine.hangs.unrecorded import threshold_of_call_ns
@@ -111,10 +112,6 @@ MUTE_S: Final = 9.9
 """How long a rank is not inspected again that has not answered: agents before 0.2 never do."""
 _NO_STACKS: Final = frozenset({Kind.STRAGGLER, Kind.CLOCK_UNSYNCHRONIZED})
 """Kinds for which no rank is asked, because its present stack does not explain them."""
-_EXPLAINED: Final = frozenset(
-    {Kind.STALL, Kind.ORDER, Kind.MISMATCH, Kind.RANK_LOST, Kind.OOM, Kind.TELEMETRY_GAP}
-)
-"""Kinds that explain why nothing moves."""
 _INSPECTED: Final = frozenset({Reason.CPU_STUCK, Reason.UNREACHABLE})
 _UNDECIDED: Final = frozenset({Reason.NETWORK_OR_DEVICE, Reason.IN_COLLECTIVE_ALONE})
 
@@ -220,7 +217,7 @@ class Questions:
             for one in findings.values()
             if _is_inspected(one)
         }
-        explaining = [one for one in findings.values() if one.kind in _EXPLAINED]
+        explaining = [one for one in findings.values() if one.kind in EXPLAINING]
         if is_over or is_dismissed:
             self._early = _Early()
         elif tick is not None:
@@ -273,7 +270,7 @@ class Questions:
         early, table = self._early, tick.early
         is_news = len(table) > len(tick.stalls) if explaining else len(table) or tick.has_calls
         if not is_news:
-            self._early = _Early()
+            self._early = _Early(inspected=tick.resting[:MOST_EARLY])
             return
         if now < early.due_at:
             return
@@ -301,7 +298,7 @@ class Questions:
             if ranks:
                 yield self._ask(now, Occasion.EARLY, ranks)
         is_soon = now >= snapshot.stalled_at(table).at - INSPECT_BEFORE_S * 1e9
-        early.inspected = tuple(inspected[:MOST_EARLY]) if is_soon else ()
+        early.inspected = (*(inspected if is_soon else ()), *tick.resting)[:MOST_EARLY]
 
     # -- about findings ------------------------------------------------------------------------
 
@@ -366,7 +363,7 @@ class Questions:
         if again := known.to_confirm(now):
             yield self._ask(now, Occasion.SIGHTED, again)
             return
-        explaining = [finding for finding in findings if finding.kind in _EXPLAINED]
+        explaining = [finding for finding in findings if finding.kind in EXPLAINING]
         if explaining and not rounds.is_explained:  # its ranks are asked now, see `OPENED`
             rounds.due_at = AlignedNs(now + round(ROUND_S * 1e9))
         rounds.is_explained = bool(explaining)

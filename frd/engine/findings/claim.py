@@ -16,6 +16,10 @@ from frd.model import AlignedNs, CollectiveRef, Finding, Kind, Reason, Severity,
 
 Anchors: TypeAlias = frozenset[Hashable]
 """What stays the same while the same trouble lasts: a collective that is stuck, a set of ranks."""
+EXPLAINING: Final = frozenset(
+    {Kind.STALL, Kind.ORDER, Kind.MISMATCH, Kind.RANK_LOST, Kind.OOM, Kind.TELEMETRY_GAP}
+)
+"""Kinds that explain why nothing moves."""
 NEVER: Final = float("inf")
 _UNKNOWN: Final = AlignedNs(0)
 
@@ -93,6 +97,8 @@ class Known:
     """The open findings of its kinds, dismissed ones included."""
     reported_exits: Collection[tuple[int, int]] = ()
     """Exits (rank, process id) that were reported."""
+    is_explained: bool = False
+    """An open finding of any detector says why nothing of the job moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +156,8 @@ def severity_of(kind: Kind, lasted_s: float, critical_after_s: float) -> Severit
         case Kind.OOM:
             return Severity.CRITICAL
         case Kind.STRAGGLER | Kind.MEMORY_SPIKE | Kind.TELEMETRY_GAP | Kind.CLOCK_UNSYNCHRONIZED:
+            return Severity.WARNING
+        case Kind.STANDSTILL:
             return Severity.WARNING
         case _:
             assert_never(kind)

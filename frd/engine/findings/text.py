@@ -76,8 +76,10 @@ def summarize(finding: Finding, *, timed: bool = True) -> str:
             return _lost(finding) + _tie(finding.suspects) + _ended(finding)
         case Kind.MISMATCH:
             return _mismatch(finding, timed) + _ended(finding)
-        case Kind.MEMORY_SPIKE | Kind.OOM | Kind.STRAGGLER | Kind.CLOCK_UNSYNCHRONIZED:
+        case Kind.MEMORY_SPIKE | Kind.OOM | Kind.STRAGGLER:
             return finding.summary  # its figures stand nowhere else
+        case Kind.CLOCK_UNSYNCHRONIZED | Kind.STANDSTILL:
+            return finding.summary  # no field has the places
         case _:
             said = _stall(finding, timed) + _tie(finding.suspects) + _held_up(finding)
             return said + _waits(finding.suspects, timed) + _ended(finding)

@@ -47,6 +47,13 @@ clock_unsynchronized
         `clock_unsynchronized_after_s`.
     Critical: never.
 
+standstill
+    Same incident: the attempt.
+    Opens: when the detector claims it.
+    Closes: when a watermark rises, a rank is seen at work, or another finding says why nothing
+        moves.
+    Critical: never.
+
 Findings of every kind expire when no look has shown them for `lost_close_after_s`. A finding that
 was closed by hand stays known until its trouble is over, so that the same trouble opens no other
 finding. If nothing is heard of a job any more, its findings rest: they are closed, and open again
@@ -59,7 +66,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import replace
 
 from frd.engine.findings.attachments import Evidence
-from frd.engine.findings.claim import Anchors, Claim, ClaimStatus, Known, Lifetime, Look
+from frd.engine.findings.claim import EXPLAINING, Anchors, Claim, ClaimStatus, Known, Lifetime, Look
 from frd.engine.findings.identity import Pairing, paired
 from frd.engine.findings.open_finding import OpenFinding
 from frd.model import AlignedNs, AttemptKey, Change, Finding, FindingEvent, Kind
@@ -123,7 +130,8 @@ class Tracker:
     def known(self, kinds: Collection[Kind]) -> Known:
         """What a detector may know of its earlier claims."""
         findings = [tracked.finding for tracked in self._of(kinds)]
-        return Known(findings, self._reported_exits)
+        is_explained = any(one.finding.kind in EXPLAINING for one in self._open.values())
+        return Known(findings, self._reported_exits, is_explained)
 
     def _of(self, kinds: Collection[Kind]) -> list[OpenFinding]:
         candidates = [tracked for tracked in self._open.values() if tracked.finding.kind in kinds]

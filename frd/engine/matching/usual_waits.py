@@ -15,7 +15,7 @@ step reach into the next, for hours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, NamedTuple, TypeAlias
 
@@ -40,6 +40,15 @@ forgets more of what a job has just shown."""
 _FAR: Final = 1 << 64
 _ONCE_FACTOR: Final = 2.0
 """How many times as long as the only known pause the next one may be."""
+
+_REST: Final = ("standstill", 0)
+"""Under which the rests of the whole job are kept."""
+_REST_FACTOR: Final = 10
+"""How many times as long as the longest rest before the next one may be."""
+_LOOKS_AT_REST: Final = 60
+"""Looks in `standstill_after_s`, so that the pause between two of them counts for a sixth of it: a
+job that moves has no rest. With twice as many, a rest is measured twice as exactly, and what the
+looks cost doubles: a pass over all pairs."""
 
 GroupKind: TypeAlias = tuple[str, int]
 """Label and size of a group; size 0 for the calls of that name that no recorder shows."""
@@ -82,6 +91,24 @@ def united(waits: Iterable[LongWait], most: int) -> list[LongWait]:
     if len(found) > most:
         found = sorted(sorted(found, key=attrgetter("length"))[-most:])
     return found
+
+
+class Rest(NamedTuple):
+    """For how long nothing of an attempt has moved."""
+
+    since: AlignedNs = AlignedNs(0)
+    """When anything moved last; 0 before the first group."""
+    seen_at: AlignedNs = AlignedNs(0)
+    """When that was looked at."""
+    longest_ns: int = 0
+    """The longest rest of the job before."""
+
+    @property
+    def lasted_ns(self) -> int:
+        return self.seen_at - self.since if self.since > 0 else 0
+
+    def may_last_ns(self, policy: Policy) -> float:
+        return max(policy.standstill_after_s * 1e9, _REST_FACTOR * self.longest_ns)
 
 
 class WaitHistory:
@@ -136,6 +163,7 @@ class StallThresholds:
         self._waited = False
         """There are waits that `take_waits` has not returned."""
         self._taken_at = now
+        self._rest = Rest()
 
     def adopt(self, policy: Policy) -> None:
         self._policy = policy
@@ -196,6 +224,23 @@ class StallThresholds:
             for (op, size), history in self._history.items()
             if size == 0
         }
+
+    def look_at_rest(self, moved_at: Callable[[AlignedNs], int], now: AlignedNs) -> Rest:
+        """Now and then, when anything of the attempt last moved, and whether that ended a rest."""
+        known, after_ns = self._rest, self._policy.standstill_after_s * 1e9
+        pause_ns = round(after_ns / _LOOKS_AT_REST)
+        if now - known.seen_at < pause_ns:
+            return known
+        since = AlignedNs(moved_at(now))
+        # After the end of the rest before, which would be one with it.
+        over = LongWait.of(known.since + 1, min(since, known.seen_at + pause_ns))
+        waits = self._history.setdefault(_REST, WaitHistory(self._began_at))
+        if known.since > 0 and _REST_FACTOR * over.length > after_ns:
+            waits.add([over])
+            self._waited = True
+        longest_ns = max((wait.length for wait in waits.waits), default=0)
+        self._rest = Rest(since, now, longest_ns)
+        return self._rest
 
     def expire(self, now: AlignedNs) -> None:
         """Lower thresholds whose waits are too long ago; cheap, to be called often."""

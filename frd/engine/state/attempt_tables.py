@@ -53,11 +53,9 @@ class AttemptTables:
         """When a watermark of any rank, or what it sends and receives, last changed; 0 if never."""
         ranks, pairs, n = self.ranks, self.pairs, self.pairs.count
         times = np.maximum(pairs.enqueued_at[:n], pairs.completed_at[:n])
-        moved = [ranks.to_aligned(pairs.rank[:n], times, now).max(initial=0)]
-        moved += [
-            ranks.to_aligned(rank, np.array(at), now) for rank, at in self.channels.moved_at.items()
-        ]
-        return int(max(moved))
+        movers = np.array([*self.channels.moved_at.items()], np.int64).reshape(-1, 2).T
+        moved = ranks.to_aligned(pairs.rank[:n], times, now).max(initial=0)
+        return int(ranks.to_aligned(movers[0], movers[1], now).max(initial=moved))
 
     def move_times(self, rank: int, by_ns: int) -> None:
         """The node time of a rank is by so much later from now on."""

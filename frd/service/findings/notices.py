@@ -129,6 +129,7 @@ _RUNBOOKS: Final[dict[Kind, str]] = {
     Kind.STRAGGLER: "FrdStragglerPersistent",
     Kind.TELEMETRY_GAP: "FrdTelemetryGap",
     Kind.CLOCK_UNSYNCHRONIZED: "FrdClockUnsynchronized",
+    Kind.STANDSTILL: "FrdStandstill",
 }
 
 

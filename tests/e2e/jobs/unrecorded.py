@@ -1,5 +1,10 @@
-"""Four ranks, of which some wait in calls of torch.distributed that leave no entry: PLACE.
+"""Ranks of which some wait in calls of torch.distributed that leave no entry: PLACE.
 
+Of three ranks:
+circle     0 and 2 make a group of all ranks; 1 is in an all_reduce
+batches    a pipeline whose last stage, 2, goes on with 3 micro-batches where the others have 4
+
+Of four ranks:
 pipeline   2 computes for ever, 3 receives from it, the others are in an all_reduce
 posted     the same, but 3 has posted the receive, and is in `work.wait()`
 chain      sends and receives alone, from 0 to 3; 2 computes for ever
@@ -20,6 +25,29 @@ ONE = torch.ones(4)
 def compute() -> None:
     while True:
         pass
+
+
+def circle(rank: int) -> None:
+    if rank == 1:
+        dist.all_reduce(ONE)
+    dist.new_group([0, 1, 2])
+
+
+def batches(rank: int) -> None:
+    for step in range(1_000_000):
+        for _ in range(3 if rank == 2 and step >= 20 else 4):
+            run_stage(rank)
+        dist.all_reduce(ONE)
+
+
+def run_stage(rank: int) -> None:
+    if rank > 0:
+        dist.recv(ONE, rank - 1)
+    if rank < 2:
+        dist.send(ONE, rank + 1)
+        dist.recv(ONE, rank + 1)
+    if rank > 0:
+        dist.send(ONE, rank - 1)
 
 
 def pipeline(rank: int) -> None:
@@ -76,7 +104,10 @@ def root(rank: int) -> None:
     dist.broadcast(torch.ones(1 << 20), 1)
 
 
-PLACES = {place.__name__: place for place in (pipeline, posted, chain, barrier, new_group, root)}
+PLACES = {
+    place.__name__: place
+    for place in (circle, batches, pipeline, posted, chain, barrier, new_group, root)
+}
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ const RUNBOOKS = {
   rank_lost: "FrdRankLost.md",
   telemetry_gap: "FrdTelemetryGap.md",
   clock_unsynchronized: "FrdClockUnsynchronized.md",
+  standstill: "FrdStandstill.md",
 };
 
 /** The newest version of a finding, and why there is none. @param {string} id */

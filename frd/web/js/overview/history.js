@@ -11,7 +11,7 @@ import { go } from "../core/router.js";
 
 const PAGE = 50;
 const NAMES = ["job", "kind", "since", "until"];
-const KINDS = ["stall", "mismatch", "order", "straggler", "memory_spike", "oom", "rank_lost", "telemetry_gap", "clock_unsynchronized"];
+const KINDS = ["stall", "mismatch", "order", "straggler", "memory_spike", "oom", "rank_lost", "telemetry_gap", "clock_unsynchronized", "standstill"];
 
 /** Only the filters that have a value. */
 function filters(query) {

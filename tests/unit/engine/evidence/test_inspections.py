@@ -281,6 +281,13 @@ REPLY = WaitsFor(
 )
 
 
+WANTS_LOCK = (
+    "Thread 0x00007f3f56a93b80 (most recent call first):\n"
+    '  File "/opt/venv/lib/python3.11/site-packages/filelock/_api.py", line 344 in acquire\n'
+    '  File "/job/train.py", line 88 in exchange\n'
+)
+
+
 @pytest.mark.parametrize(
     ("found", "how", "expected"),
     [
@@ -292,18 +299,30 @@ REPLY = WaitsFor(
         (replace(READ, holder=Holder(7, 2)), {}, (REST, ())),
         (replace(POLLED, topic="a timer"), {}, (REST, ())),
         (replace(LOCK, holder=Holder(991)), {}, (REST, ())),
+        (replace(READ, kind=WaitKind.ON_CPU), {}, ("", ())),
     ],
-    ids=["poll", "lock", "other job", "idle", "read", "own worker", "sleep", "lock of no rank"],
+    ids=[
+        *("poll", "lock", "other job", "idle", "read", "own worker", "sleep", "lock of no rank"),
+        "computing",
+    ],
 )
 def test_what_an_inspection_shows(
     found: WaitsFor, how: dict[str, bool], expected: tuple[str, tuple[int, ...]]
 ) -> None:
-    """Rank 2 does not come, and what it is in is known: a poll, for a lock of rank 3 perhaps; a
-    wait for a request; or a call that no other rank ends."""
-    world = World(2)
+    """Rank 2 does not come, and what it is in is known: a poll, for a lock of rank 3 if its stack
+    shows that it wants one; a wait for a request; a call that no other rank ends; or none."""
+    world = World(2, texts={2: WANTS_LOCK} if found.topic == "a lock" else {})
     world.report(2, found, **how)
     world.look(2)
     assert world.seen_in(2) == [expected]
+
+
+def test_a_poll_beside_a_lock() -> None:
+    """The stack of rank 2 shows no wait for a lock: that rank 3 has one means nothing."""
+    world = World(2, texts={2: stack_text("")})
+    world.report(2, FOR_LOCK, is_poll=True)
+    world.look(2)
+    assert world.seen_in(2) == [(POLL, ())]
 
 
 @pytest.mark.parametrize(
@@ -313,13 +332,11 @@ def test_what_an_inspection_shows(
         replace(READ, holder=Holder(991, 3)),
         replace(LOCK, holder=None),
         replace(INNER, topic="a lock"),
-        replace(READ, kind=WaitKind.ON_CPU),
     ],
-    ids=["likely", "other rank", "no holder", "lock inside", "computing"],
+    ids=["likely", "other rank", "no holder", "lock inside"],
 )
 def test_what_is_no_proof_of_rest(found: WaitsFor) -> None:
-    """A wait that another rank may end, or that is only likely, and a rank that computes: it may
-    wait for its device."""
+    """A wait that another rank may end, or that is only likely."""
     world = World(2)
     world.report(2, found)
     world.look(2)

@@ -78,7 +78,7 @@ def test_of_a_job_that_makes_progress_no_rank_is_asked() -> None:
 def test_a_job_in_which_nothing_moves() -> None:
     """No rank waits: all are asked after the threshold, a minute later, and then less often."""
     asked = running()
-    asked.run(600)
+    asked.run(500)
     assert {one.occasion for one in asked.questions} == {Occasion.STILL}
     assert ranks_of(asked, Occasion.STILL) == [ALL] * len(asked.questions)
     first, *later = [at for at, _ in asked.of(Occasion.STILL)]
