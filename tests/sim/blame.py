@@ -1,7 +1,7 @@
 """Whom a finding may name for sure, and how findings open: what their suspects were asked before.
 
-An expert names who is the first cause. A rank that waits in what no recorder shows is not the first cause; from
-recorders alone it looks like one, so agents that answer are asked before a finding opens.
+A rank that waits in what no recorder shows is not the first cause. From recorders alone it looks
+like one, so agents that answer are asked before a finding opens.
 """
 
 from __future__ import annotations
