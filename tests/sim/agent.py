@@ -148,11 +148,6 @@ class SimAgent:
         return self._answers.mood if self._answers.knows_waits else "old"
 
     @property
-    def failed_at(self) -> int:
-        """True time at which it last answered too late, wrongly or not at all."""
-        return self._answers.failed_at
-
-    @property
     def is_welcome(self) -> bool:
         return self._welcome
 

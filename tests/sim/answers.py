@@ -64,7 +64,6 @@ class Answers:
         dice = random.Random(f"answers/{agent.session}")
         self.mood = dice.choices(list(MOODS), _WEIGHTS)[0]
         self.knows_waits = agent.protocol > 1 or dice.random() >= _OLDEST
-        self.failed_at = 0
         self._inspection = Inspection(agent, self._holder)
         self._false = Falsified(agent.session) if agent.around.mutates else None
 
@@ -98,8 +97,6 @@ class Answers:
         """How long the answer takes; None: it never comes, or an error did."""
         mood, dice = MOODS[self.mood], self._dice(one, part)
         fate, delay = dice.random(), round(dice.uniform(*mood.takes_s) * S)
-        if fate < mood.never + mood.fails + mood.late:
-            self.failed_at = self._agent.kernel.now
         if fate < mood.never:
             return None
         if fate < mood.never + mood.fails:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from frd.engine.hangs.unrecorded import threshold_of_call_ns
 from tests.sim.faults import FaultKind, Injected
-from tests.sim.scenario import POLICY, Trouble
+from tests.sim.scenario import HIDDEN_POLICY, POLICY, Trouble
 from tests.world.clocks import S
 
 if TYPE_CHECKING:
@@ -83,6 +83,11 @@ class Evidence:
                 return self._clear_since(began) + _WINDOW + _SETTLES
             case FaultKind.LEAK:
                 return began + _LEAKS + 2 * _LOOKS
+            case FaultKind.STANDSTILL:
+                plan = self._world.scenario.plan
+                rests_ns = 10 * (plan.checkpoint_ns + 2 * plan.step_ns)
+                lasts_ns = max(rests_ns, round(HIDDEN_POLICY.standstill_after_s * S))
+                return self._clear_since(began) + lasts_ns + 2 * _LOOKS
             case _:
                 return began
 
@@ -106,6 +111,9 @@ class Evidence:
                 return self._is_seen_in_call(injected, run)
             case FaultKind.POLL_ALL | FaultKind.DEVICE_WAIT | FaultKind.NEW_GROUP_CIRCLE:
                 return self._is_shown(injected, run)
+            case FaultKind.STANDSTILL:  # another fault may have been a longer rest before
+                is_only = [one for one in run.job.injected if one.began] == [injected]
+                return is_only and self._is_shown(injected, run)
             case kind if kind in _HANGS and run.job.plan.hooks == "issue":
                 return False  # nothing shows that a rank waits, so it may be at work
             case _:
@@ -150,9 +158,9 @@ class Evidence:
         if attempt is None or still != [injected] or injected.began is None:
             return False
         for agent in (self._world.nodes[node].agent for node in nodes):
-            if agent is None or not agent.is_welcome or agent.protocol < 2:
+            if agent is None or not agent.is_welcome:
                 return False
-            if agent.mood != "good" or agent.failed_at >= injected.began:
+            if (agent.protocol, agent.mood) != (2, "good"):
                 return False
         groups = attempt.tables.groups
         highest_ns = int(groups.threshold_ns[: groups.count].max())

@@ -1,58 +1,65 @@
-"""What the tap of a rank shows of its main thread while counters rest, as its agent reports it.
-
-The tap publishes the frames; the agent finds what the thread waits in, and reads from /proc whether
-it has run. An agent of an earlier release does neither.
+"""What the tap of a rank shows of its main thread while counters rest: the production's reading of
+it, in simulated time. An agent of an earlier release reads nothing of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from frd.flight.stacks.waits import call_of, native_line
-from frd.model import REST, NodeRawNs, Stage
+from frd.flight.stacks.waits import call_of
+from frd.model import INITIALIZATION, NodeNs, Stage
+from frd_agent.ranks.forming import looks
+from frd_agent.ranks.forming.stage_files import StageReport
+from frd_agent.ranks.tap_files import ExitFrame
 from tests.sim.ops import S
-from tests.sim.places import place_of
+from tests.sim.places import Place, Sys, place_of
 from tests.sim.stacks import by_faulthandler
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from frd.flight.entry import Status
     from tests.sim.agent import SimAgent
     from tests.sim.watched import Process
 
-_RESTS: Final = 3 * S // 2
+_REFRESH: Final = 2 * S
 
 
 class Looks:
     """Of one process, by one agent."""
 
     def __init__(self, process: Process, agent: SimAgent) -> None:
-        self._rank = process.rank
+        self._process = process
         self._agent = agent
         self._counters: Mapping[tuple[int, int], Status] = {}
-        self._rested_since = agent.kernel.now
-        self._first: tuple[str, str, NodeRawNs, int] | None = None
-        """Of the looks that show the same: op, line, when the first was, and the processor time
-        until then."""
+        self._looks: looks.Looks | None = None
+        self._init = "", NodeNs(0)
+        """The call of an initialization that the tap saw, and since when."""
+        self._refreshed_at = 0
         self.stage: Stage | None = None
 
     def published(self, counters: Mapping[tuple[int, int], Status]) -> None:
         """The tap has read the counters."""
-        agent, now = self._agent, self._agent.kernel.now
-        if counters != self._counters:
-            self._counters, self._rested_since = counters, now
-            self.stage = self._first = None
+        agent, is_still = self._agent, counters == self._counters
+        self._counters = counters
+        if not is_still or not agent.around.hidden or agent.protocol == 1:
+            self.stage = self._looks = None
             return
-        if agent.around.hidden and agent.protocol > 1 and now - self._rested_since >= _RESTS:
-            self._look()
+        self._looks = self._looks or looks.Looks(agent.time.until)
+        place = place_of(self._process.rank)
+        is_native = place.sys in (Sys.PEER, Sys.NATIVE)
+        self._looks.take(self._report(place), lambda: is_native)
+        is_due = agent.kernel.now - self._refreshed_at >= _REFRESH
+        if is_due or looks.is_news(self.stage, self._looks.stage):
+            self._refreshed_at, self.stage = agent.kernel.now, self._looks.stage
 
-    def _look(self) -> None:
-        text, now_ns = by_faulthandler(place_of(self._rank)), self._agent.raw_ns()
-        call, ran_ns = call_of(text), self._rank.thread.ran_ns(self._agent.kernel.now)
-        op, where = (call.op, call.where) if call is not None else ("", native_line(text))
-        first = self._first
-        if first is None or first[:2] != (op, where) or (not op and first[3] != ran_ns):
-            self._first = first = op, where, now_ns, ran_ns
-        rests = first[2] < now_ns and ran_ns == first[3]
-        self.stage = Stage(op or (REST if rests else ""), first[2], now_ns, where, rests)
+    def _report(self, place: Place) -> StageReport:
+        call, now_ns = call_of(by_faulthandler(place)), self._agent.wall_ns()
+        op = call.op if call is not None and call.op in INITIALIZATION else ""
+        if op != self._init[0]:
+            self._init = op, now_ns
+        since_ns = min(self._init[1], now_ns) if op else now_ns
+        return StageReport(
+            schema=1, token="", pid=self._process.info.pid, start_ticks=0, op=op,
+            since_ns=since_ns, as_of_ns=now_ns, frames=tuple(map(ExitFrame._make, place.frames)),
+            ran_ns=self._process.rank.thread.ran_ns(self._agent.kernel.now),
+        )  # fmt: skip

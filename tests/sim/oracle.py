@@ -54,6 +54,7 @@ _EXPECTED: Final[dict[FaultKind, tuple[Reason, set[Kind]]]] = {
     FaultKind.FILELOCK: (Reason.CPU_STUCK, {Kind.STALL}),
     FaultKind.POLL_ALL: (Reason.CPU_STUCK, {Kind.STALL}),
     FaultKind.DEVICE_WAIT: (Reason.CPU_STUCK, {Kind.STALL}),
+    FaultKind.STANDSTILL: (Reason.CPU_STUCK, {Kind.STANDSTILL}),
     FaultKind.NEW_GROUP_CIRCLE: (Reason.ORDER, {Kind.STALL, Kind.ORDER}),
     FaultKind.STOPPED: (Reason.UNREACHABLE, {Kind.STALL}),
     FaultKind.CRASH: (Reason.EXITED, {Kind.STALL, Kind.RANK_LOST}),
@@ -203,7 +204,11 @@ class Oracle:
         serves = [one.fault.kind for one in began] == [FaultKind.SERVING]
         if not world.scenario.strict or not serves or world.troubles.liars:
             return
-        if finding.kind in _OF_INCIDENTS and began[0].healed is None and world.ended is None:
+        if (
+            finding.kind in (*_OF_INCIDENTS, Kind.STANDSTILL)
+            and began[0].healed is None
+            and world.ended is None
+        ):
             raise Violation("found, serving", finding.summary)
 
     def _check_waits(self, finding: Finding) -> None:

@@ -18,7 +18,7 @@ from typing import Final, TypedDict, Unpack
 from tests.sim.cluster.scenario import draw_cluster
 from tests.sim.cluster.world import ClusterWorld
 from tests.sim.oracle import Violation
-from tests.sim.scenario import Scenario, draw
+from tests.sim.scenario import HIDDEN_POLICY, Scenario, draw
 from tests.sim.world import Summary, World
 
 MEMORY_FOLDER: Final = Path("/dev/shm")
@@ -75,7 +75,8 @@ def drawn(
     else:
         scenario = replace(draw(seed, world, how.get("hooks", ""), asks=asks), ends=ends)
     mutates, strict = how.get("mutate", False), how.get("strict", False)
-    return replace(scenario, hidden=hidden, mutates=mutates, strict=strict)
+    scenario = replace(scenario, hidden=hidden, mutates=mutates, strict=strict)
+    return replace(scenario, policy=HIDDEN_POLICY) if hidden else scenario
 
 
 def live(

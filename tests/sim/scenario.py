@@ -31,6 +31,7 @@ POLICY: Final = Policy(
 )
 """The defaults, with seconds instead of minutes: a world lives for two minutes."""
 _ASKED: Final = replace(POLICY, init_stall_after_s=12.0)
+HIDDEN_POLICY: Final = replace(_ASKED, standstill_after_s=15.0)
 _ASKED_WORLDS: Final = (4, *[8] * 4, 12, 16)
 _HIDES: Final = 0.35
 """Share of worlds with answers in which sends and receives are hidden, at least."""
