@@ -86,6 +86,7 @@ def test_one_rank_is_blocked_and_the_others_wait_without_a_collective(
     assert finding["victims"] == [rank for rank in range(4) if rank != culprit]
 
 
+@pytest.mark.soak
 def test_all_ranks_read_a_file_of_a_dead_server(tmp_path: Path) -> None:
     """No rank is the cause: a standstill, a warning that no rank is sure of, with file and line."""
     try:
