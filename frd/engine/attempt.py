@@ -61,6 +61,7 @@ from frd.model import (
     SeriesInfo,
     Signature,
     UnrecordedWait,
+    WaitSource,
 )
 
 
@@ -394,9 +395,11 @@ class Attempt:
         if wait.rank in self._ranks.infos and self.tables.unrecorded.observe(wait):
             self._observed += 1
 
-    def observe_unanswered(self, rank: int, asked_at: AlignedNs, why: str) -> bool:
-        """The stack of a rank was asked for in vain; true if that changes what is known."""
-        if not self.tables.unrecorded.observe_unanswered(rank, asked_at, why):
+    def observe_unanswered(
+        self, rank: int, source: WaitSource, asked_at: AlignedNs, why: str
+    ) -> bool:
+        """The stack of a rank, or its inspection, was asked for in vain; true if that is news."""
+        if not self.tables.unrecorded.observe_unanswered(rank, source, asked_at, why):
             return False
         self._observed += 1
         return True
@@ -428,6 +431,17 @@ class Attempt:
         if at <= 0 or rank not in self._ranks.infos:
             return None
         return AlignedNs(int(self._ranks.to_aligned(rank, np.array(at, np.int64), now)))
+
+    def is_shown(self, rank: int, now: AlignedNs) -> bool:
+        """Its tap has published a moment ago where it is."""
+        _, as_of_ns = self.tables.unrecorded.line(rank)
+        now_ns = int(self._ranks.to_node(rank, now))
+        return now_ns - as_of_ns <= self._policy.telemetry_late_s * 1e9 / 2
+
+    def line_since(self, rank: int, since: AlignedNs) -> str:
+        """The line of the program in which the rank's tap has seen it after that time."""
+        where, as_of_ns = self.tables.unrecorded.line(rank)
+        return where if as_of_ns >= int(self._ranks.to_node(rank, since)) else ""
 
     def processes_of(self, group_id: str) -> tuple[tuple[int, int], ...]:
         """The members of a group with their process ids, 0 unknown; none if the group, or all of

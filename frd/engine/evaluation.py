@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from frd.engine.attempt import Attempt
 from frd.engine.clock_faults import ClockDetector
 from frd.engine.evidence.answers import Answer, Answers, evidence_of
-from frd.engine.evidence.questions import Question, Questions, confirmed_after, without_stack
+from frd.engine.evidence.questions import Question, Questions, confirmed_after, in_vain
 from frd.engine.findings import builder, text
 from frd.engine.findings.attachments import Evidence
 from frd.engine.findings.claim import NEVER, Claim, Known, Lifetime, Look
@@ -229,14 +229,15 @@ class Evaluation:
             after_ns = confirmed_after(answer.occasion, attempt, self._policy, now)
             wait = answers.of_stack(answer, stack, after_ns)
             attempt.observe_sighting(wait)
-        elif (why := without_stack(answer)) and attempt.observe_unanswered(
-            answer.rank, answer.asked_at, why
-        ):
-            return evidence, answer
-        return evidence, answer if evidence is not None or wait is not None else None
+        is_kept = evidence is not None or wait is not None
+        if (vain := in_vain(answer)) is not None:
+            source, why = vain
+            is_kept |= attempt.observe_unanswered(answer.rank, source, answer.asked_at, why)
+        return evidence, answer if is_kept else None
 
     def _known_of(self, claim: Claim, finding: str) -> Iterable[Evidence]:
-        return self.answers.known_of(claim, finding)
+        assert self.attempt is not None
+        return self.answers.known_of(claim, finding, self.attempt.line_since)
 
     def supersede(self, now: AlignedNs, reason: str) -> list[FindingEvent]:
         """Another attempt of the job replaces this one: report what ended it, close findings."""

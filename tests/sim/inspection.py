@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from frd.model import Certainty, Holder, NodeRawNs, WaitKind, WaitsFor
 from frd.wire.waits import WaitReport
 from frd_agent.inspection.claims import UNKNOWN
-from frd_agent.inspection.inspector import EVERY_S, LEASE_S
+from frd_agent.inspection.inspector import EVERY_S, LEASE_S, NEW_S
 from frd_agent.inspection.tracking import ENOUGH
 from tests.sim.places import Place, Sys, place_of
 from tests.sim.ranks import SimRank
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tests.sim.watched import Process
 
 _EVERY: Final = round(EVERY_S * 1e9)
+_NEW: Final = round(NEW_S * 1e9)
 _LEASE: Final = round(LEASE_S * 1e9)
 _MOUNT: Final[dict[str, Any]] = {"mount": "/data", "fs": "nfs4 server:/export"}
 _TIMED: Final = "another thread of the process, with a time-out"
@@ -36,6 +37,7 @@ class _Lease:
     """What it waited for at the last sample."""
     since_ns: int = 0
     samples: int = 0
+    taken: int = 0
     ran_ns: int = 0
     at: int = 0
     """True time of the last sample."""
@@ -81,7 +83,9 @@ class Inspection:
         lease.wait, lease.ran_ns, lease.at = wait, ran_ns, now
         report = self._report(process, place, lease)
         lease.report = replace(report, as_of_ns=NodeRawNs(now_ns))
-        agent.kernel.after(_EVERY, lambda: self._sample(process))
+        lease.taken += 1
+        every = _NEW if lease.taken < ENOUGH else _EVERY
+        agent.kernel.after(every, lambda: self._sample(process))
 
     def _report(self, process: Process, place: Place, lease: _Lease) -> WaitReport:
         if lease.busy_since_ns:

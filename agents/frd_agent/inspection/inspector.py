@@ -23,12 +23,15 @@ from frd_agent.inspection.processes import Processes, RankOf
 from frd_agent.inspection.reading.memory import Helper
 from frd_agent.inspection.sampler import RankSampler
 from frd_agent.inspection.traces.followed import Traces
+from frd_agent.inspection.tracking import ENOUGH
 from frd_agent.node_time import NodeTime
 from frd_agent.proc import PROC
 from frd_agent.ranks.rank_process import RankProcess
 
 LEASE_S: Final = 10.0
 EVERY_S: Final = 1.0
+NEW_S: Final = 0.4
+"""The same until there are enough samples of a rank for a claim."""
 MAX_RANKS: Final = 64
 """Of one node that are inspected at a time."""
 _SHARE: Final = 1 / 50
@@ -44,6 +47,7 @@ class _Lease:
     until_s: float
     rank_of: RankOf
     report: WaitReport = field(default=UNKNOWN)
+    samples: int = 0
 
 
 class Inspector:
@@ -66,6 +70,7 @@ class Inspector:
         self._thread: threading.Thread | None = None
         self._processes = Processes(proc)
         self._failing = False
+        self._every_s = EVERY_S
 
     def ask(self, process: RankProcess, rank_of: RankOf) -> WaitReport:
         """Renew the lease on a rank process, and return what is known. `rank_of`: all rank
@@ -97,7 +102,7 @@ class Inspector:
             if not self._leases:
                 self._wake.wait()
             self._wake.clear()
-            wait_s = max(EVERY_S, cost_s / _SHARE) - (time.monotonic() - began)
+            wait_s = max(self._every_s, cost_s / _SHARE) - (time.monotonic() - began)
             if self._leases and wait_s > 0:
                 self._stop.wait(wait_s)
 
@@ -115,8 +120,10 @@ class Inspector:
         for lease in leases:
             with self._failures_logged():
                 now_ns = self._time.now()
+                lease.samples += 1
                 report = lease.sampler.sample(now_ns, lease.rank_of)
                 lease.report = replace(report, as_of_ns=now_ns)
+        self._every_s = NEW_S if any(one.samples < ENOUGH for one in leases) else EVERY_S
         self._stats.inspected = len(leases)
         self._stats.inspection_timeouts = self._helper.timeouts + self._traces.helper.timeouts
         self._stats.broken_trace_lines = self._traces.broken

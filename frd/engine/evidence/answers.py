@@ -232,12 +232,17 @@ class Answers:
         """See `Snapshot.placed`."""
         return {rank: of.asked_at for rank, (of, one) in self._seen.items() if shows_place(one)}
 
-    def known_of(self, claim: Claim, finding: str) -> Iterator[Evidence]:
-        """What the ranks of a claim that opens a finding have answered during its wait."""
+    def known_of(
+        self, claim: Claim, finding: str, line_since: Callable[[int, AlignedNs], str]
+    ) -> Iterator[Evidence]:
+        """What the ranks of a claim that opens a finding have answered during its wait. If the
+        stack of one has not come, `line_since` gives the line that its tap has published."""
         for rank in (*(one.rank for one in claim.suspects), *claim.victims):
             seen = self._seen.get(rank)
             if seen is not None and seen[0].answered_at >= claim.since:
                 yield Evidence(rank, seen[1])
+            elif line := line_since(rank, claim.since):
+                yield Evidence(rank, Activity(stack=(line,)))
             shown = self._shown.pop(("", rank), None)
             if shown is not None and shown.given_at >= claim.since:
                 self._shown[finding, rank] = shown

@@ -31,6 +31,8 @@ from frd.model import (
     Kind,
     RankState,
     Reason,
+    WaitKind,
+    WaitSource,
 )
 
 
@@ -149,6 +151,8 @@ class _Early:
     asked: dict[StalledOp | str, frozenset[int]] = field(default_factory=dict)
     """The ranks that were asked because of each op, or call without a record, while it waits."""
     due_at: int = 0
+    is_recorded: bool = False
+    """A recorded op waits."""
     inspected: tuple[int, ...] = ()
     """Ranks that the waits would be blamed on, when they are about to be findings."""
 
@@ -165,6 +169,10 @@ class _Rounds:
     """A finding says why nothing moves."""
     count: int = 0
     """How often ranks were asked because nothing moved."""
+    inspected_since: AlignedNs | None = None
+    """The `still_since` for which ranks were inspected."""
+    inspected_until: float = 0
+    """When that ends: what a rank polls for is proven when it has lasted for a threshold."""
 
 
 class Questions:
@@ -180,6 +188,8 @@ class Questions:
         self._reasons: dict[str, set[Reason]] = {}
         """Reasons because of which RAS was asked, by open finding."""
         self._inspected_at = AlignedNs(0)
+        self._inspectable: set[int] = set()
+        """Ranks whose agents have ever answered an inspection."""
         self._muted: dict[int, AlignedNs] = {}
         """Until when ranks are not inspected."""
         self._early = _Early()
@@ -192,7 +202,13 @@ class Questions:
         left.discard(answer.rank)
         if question is not None and (answer.rank < 0 or not left):
             del self._open[answer.question]
-        if answer.is_silent and answer.occasion == Occasion.SUSPECTED:
+        if answer.occasion == Occasion.SUSPECTED and answer.blocked is not None:
+            self._inspectable.add(answer.rank)
+        elif (
+            answer.is_silent
+            and answer.occasion == Occasion.SUSPECTED
+            and answer.rank not in self._inspectable
+        ):
             self._muted[answer.rank] = AlignedNs(answer.asked_at + round(MUTE_S * 1e9))
 
     def due(
@@ -222,7 +238,10 @@ class Questions:
             self._early = _Early()
         elif tick is not None:
             asked += self._before(now, tick, explaining)
-        if inspected := self._early.inspected:
+        inspected = self._early.inspected
+        if not (is_over or is_dismissed or explaining or self._early.is_recorded):
+            inspected += self._at_rest(now, attempt)
+        if inspected:
             wanted[""] = [*dict.fromkeys((*inspected, *sorted(known.blocked)))]
         known.keep(wanted)
         opened = any(event.change is Change.OPENED for event in events)
@@ -274,7 +293,7 @@ class Questions:
             return
         if now < early.due_at:
             return
-        early.due_at = now + pause_ns(tick.world_size)
+        early.due_at, early.is_recorded = now + pause_ns(tick.world_size), len(table) > 0
         snapshot = tick.snapshot()
         asked, inspected, stuck = early.asked, list[int](), table.ops()
         named = {one.rank for finding in explaining for one in finding.suspects}
@@ -299,6 +318,18 @@ class Questions:
                 yield self._ask(now, Occasion.EARLY, ranks)
         is_soon = now >= snapshot.stalled_at(table).at - INSPECT_BEFORE_S * 1e9
         early.inspected = (*(inspected if is_soon else ()), *tick.resting)[:MOST_EARLY]
+
+    def _at_rest(self, now: AlignedNs, attempt: Attempt) -> tuple[int, ...]:
+        """The ranks of a job in which nothing has moved, and no op waits: a look at /proc
+        costs them nothing, and shows which of them poll, or are blocked in what. It takes as long
+        as a wait has to last, and is repeated with the rounds of stacks."""
+        rounds = self._rounds
+        if rounds is None or not _rests(now, attempt, rounds, (1 + EARLY) / 2):
+            return ()
+        if rounds.inspected_since != rounds.still_since:
+            rounds.inspected_since = rounds.still_since
+            rounds.inspected_until = now + 2 * _highest_ns(attempt)
+        return tuple(_some_of(attempt, 0)) if now < rounds.inspected_until else ()
 
     # -- about findings ------------------------------------------------------------------------
 
@@ -380,7 +411,9 @@ class Questions:
             if waiting := sorted({*known.waiting, *_in_calls(explaining)}):
                 yield self._ask(now, Occasion.WAITING, waiting)
             return
-        if some := _some_of(attempt, rounds.count):
+        rounds.inspected_until = now + 2 * _highest_ns(attempt)
+        # The taps of the others have published where they are.
+        if some := [r for r in _some_of(attempt, rounds.count) if not attempt.is_shown(r, now)]:
             yield self._ask(now, Occasion.STILL, some)
         rounds.count += 1
 
@@ -401,10 +434,15 @@ def confirmed_after(
     return lambda op: int(rest_ns)
 
 
-def _rests(now: AlignedNs, attempt: Attempt, rounds: _Rounds, times: int) -> bool:
-    """No watermark has risen for so many thresholds. What has moved is looked at only then."""
+def _highest_ns(attempt: Attempt) -> int:
+    """The highest threshold of its groups."""
     groups = attempt.tables.groups
-    threshold_ns = groups.threshold_ns[: groups.count].max() * times
+    return int(groups.threshold_ns[: groups.count].max())
+
+
+def _rests(now: AlignedNs, attempt: Attempt, rounds: _Rounds, times: float) -> bool:
+    """No watermark has risen for so many thresholds. What has moved is looked at only then."""
+    threshold_ns = _highest_ns(attempt) * times
     if now - rounds.still_since < threshold_ns:
         return False
     if (moved_at := attempt.tables.moved_at(now)) > rounds.still_since:
@@ -412,12 +450,19 @@ def _rests(now: AlignedNs, attempt: Attempt, rounds: _Rounds, times: int) -> boo
     return bool(now - rounds.still_since >= threshold_ns)
 
 
-def without_stack(answer: Answer) -> str:
-    """Why a rank that was asked for its stack shows none; empty for other answers."""
+def in_vain(answer: Answer) -> tuple[WaitSource, str] | None:
+    """What a rank was asked for and does not show, and why; None for other answers."""
     kind = next((rule.kind for one, rule in RULES.items() if one == answer.occasion), None)
-    if answer.rank < 0 or kind not in (QuestionKind.DUMP, QuestionKind.STACK):
-        return ""
-    return answer.unanswered or "it shows no frames of Python"
+    if answer.rank < 0 or kind in (None, QuestionKind.OPINION):
+        return None
+    if kind is QuestionKind.INSPECTION:
+        found, why = answer.blocked, answer.unanswered
+        if found is not None and found.waits_for.kind is WaitKind.NOT_ALLOWED:
+            why = found.waits_for.says
+        return (WaitSource.INSPECTION, why) if why else None
+    is_whole = answer.stack is not None and answer.stack.is_whole
+    why = answer.unanswered or "it shows no frames of Python"
+    return None if is_whole else (WaitSource.STACK, why)
 
 
 def _at_half(snapshot: Snapshot, policy: Policy) -> tuple[Snapshot, Policy]:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from frd.engine.clocks.uncertain_time import UncertainTime
+from frd.engine.clocks.uncertain_time import FOREVER, UncertainTime
 from frd.engine.findings import builder, disagreements, text
 from frd.engine.hangs import unrecorded
 from frd.engine.hangs.facts import Fact
@@ -22,7 +22,7 @@ from frd.engine.hangs.unrecorded import Calls, not_over
 from frd.engine.hangs.wait_graph import Ending, Graph, Member, Node, UnknownRank, Wait
 from frd.engine.losses.exits import Manner, how_it_ended, manner_of, was_asked
 from frd.engine.matching import signature_rules
-from frd.engine.state.snapshot import Mismatch, Snapshot
+from frd.engine.state.snapshot import AT_REST, Mismatch, Snapshot
 from frd.model import (
     DEVICE,
     NATIVE,
@@ -127,7 +127,7 @@ def _elsewhere(
     is_placed = facts.moved_at(rank) <= graph.snapshot.placed.get(rank, -1)
     as_of = facts.as_of(rank)
     threshold_ns, margin_ns = _threshold_ns(graph, held_up), graph.snapshot.margin_ns(rank, began)
-    is_free, why_not_seen = _is_free(graph, rank, began)
+    is_free, why_not_seen = _is_free(graph, rank, began, held_up)
     premises = (
         is_free,
         ending is not Ending.MOVING or None,
@@ -153,10 +153,14 @@ def _free_since(graph: Graph, rank: int) -> int:
     return max(graph.facts.moved_at(rank), *waited, 0)
 
 
-def _is_free(graph: Graph, rank: int, began: UncertainTime) -> tuple[bool | None, str]:
-    """Whether its stack, or an inspection, has shown during the wait that it waits for no other
-    rank. If its stack cannot be had, why; then it counts as free if nothing else can explain the
-    wait: no other rank, no wait that no recorder shows."""
+def _is_free(
+    graph: Graph, rank: int, began: UncertainTime, held_up: Sequence[Wait]
+) -> tuple[bool | None, str]:
+    """Whether it has been seen during the wait in no wait for another rank: by an inspection, or
+    running, by its tap. A thread that rests in native code may be in any wait: its stack is enough
+    only if it cannot be inspected, and its backend records all that it has. If its stack cannot be
+    had, why; then it counts as free if nothing else can explain the wait: no other rank, no wait
+    that no recorder shows. What was asked in vain again after a while cannot be had."""
     snapshot, facts = graph.snapshot, graph.facts
     if not snapshot.can_ask:
         return True, ""
@@ -164,15 +168,24 @@ def _is_free(graph: Graph, rank: int, began: UncertainTime) -> tuple[bool | None
     info = snapshot.info.get(rank)
     backends = info.backends if info is not None else ()
     seen = [one for one in snapshot.unrecorded.get(rank, ()) if one.as_of_ns >= since]
-    if any("gloo" in backend for backend in backends):
-        # A wait for its sends looks in a stack like any native call; /proc shows the difference.
-        seen = [w for w in seen if w.op not in NO_WAIT or w.source is not WaitSource.STACK]
-    if seen:
-        return not not_over(seen) or None, ""
-    asked_at, why = snapshot.unanswered.get(rank, (-1, ""))
-    if asked_at < since:
+    has_run = any(
+        w.source is WaitSource.STAGE and not w.op and w.as_of_ns > w.since_ns for w in seen
+    )
+    if not_over(seen):
         return None, ""
-    is_shown = bool(backends) and all("nccl" in backend for backend in backends)
+    if has_run or any(wait.source is WaitSource.INSPECTION for wait in seen):
+        return True, ""
+    is_shown = not any("gloo" in backend for backend in backends)
+    least_ns, not_had = _threshold_ns(graph, held_up) * AT_REST, {}
+    for source in (WaitSource.INSPECTION, WaitSource.STACK):
+        first, last, said = snapshot.unanswered.get((rank, source), (FOREVER, 0, ""))
+        if last - max(first, since) >= least_ns:
+            not_had[source] = said
+    if seen:
+        return (is_shown and WaitSource.INSPECTION in not_had) or None, ""
+    if (why := not_had.get(WaitSource.STACK)) is None:
+        return None, ""
+    is_shown &= bool(backends)
     others = {node.rank for node in graph.endings if isinstance(node, Member)} - {rank}
     is_only = is_shown and not others and not facts.unrecorded
     return is_only or None, f"its stack cannot be had: {text.clean(why)}"
@@ -369,17 +382,17 @@ def _wrong(graph: Graph, root: Root) -> tuple[Collection[int], bool]:
     wait for each other: either may be wrong."""
     heads = _heads(graph, root)
     others = _unrecorded(graph, root)
-    in_calls = (one.op for one in others.values() if one.op not in unrecorded.ONE_SIDED)
-    at: list[Instance | str] = [*(head.instance for head in heads.values()), *in_calls]
-    counts, members = Counter(at).most_common(1), len(heads) + len(others)
+    counts = Counter(head.instance for head in heads.values()).most_common(1)
+    members = len(heads) + len(others)
     usual = next((most for most, count in counts if 2 * count > members), None)
     wrong = {rank for rank, head in heads.items() if head.instance != usual}
     if usual is None:
         wrong = {rank for rank in wrong if not heads[rank].instance.is_p2p}
         wrong = wrong and wrong & {hub(graph, root)}
     calls = (to for n in root.nodes if isinstance(n, Wait) for to in graph.edges[n])
-    if any(isinstance(to, Wait) for to in calls):
-        wrong = set()
+    in_calls = any(one.op not in unrecorded.ONE_SIDED for one in others.values())
+    if in_calls or any(isinstance(to, Wait) for to in calls):
+        wrong = set()  # which ranks have to make a call is not known
     return wrong, bool(wrong) and usual is None and len(heads) == members
 
 

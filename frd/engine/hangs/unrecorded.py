@@ -188,11 +188,13 @@ class Calls:
         return calls
 
     def _is_one_elsewhere(self) -> bool:
-        """Exactly one rank was seen elsewhere while all others waited, and not idle: it is blocked,
-        or at work."""
+        """Exactly one rank was seen elsewhere while all others waited: it is blocked, or at work.
+        Where they poll it must not be idle: they may wait for the next request."""
+        polls = any(wait.op == POLL for wait in self.waiting.values())
         seen = [self.outside.get(rank) for rank in self.free]
         return len(seen) == 1 and all(
-            one is not None and one.op != IDLE and one.as_of_ns >= self.seen_from_ns for one in seen
+            one is not None and not (polls and one.op == IDLE) and one.as_of_ns >= self.seen_from_ns
+            for one in seen
         )
 
     def _can_wait_for_each_other(self) -> bool:

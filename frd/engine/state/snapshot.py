@@ -30,6 +30,7 @@ from frd.model import (
     Signature,
     UInt8s,
     UnrecordedWait,
+    WaitSource,
 )
 
 ANY_SEQ: Final = np.iinfo(np.int64).max
@@ -207,8 +208,11 @@ class Snapshot:
     placed: Mapping[int, int] = field(default_factory=dict)
     """Ranks whose stack shows their place in the program, and aligned ns at which they were there
     at the earliest; see `shows_place` of `frd.engine.findings.attachments`."""
-    unanswered: Mapping[int, tuple[AlignedNs, str]] = field(default_factory=dict)
-    """Ranks whose stack was asked for in vain: when that was last, and why there is none."""
+    unanswered: Mapping[tuple[int, WaitSource], tuple[AlignedNs, AlignedNs, str]] = field(
+        default_factory=dict
+    )
+    """Ranks whose stack, or inspection, was asked for in vain: first, last, and why there was
+    none."""
     can_ask: bool = False
     """Ranks can be asked: not offline, nor in a replay of a journal without answers."""
     call_threshold_ns: Mapping[str, int] = field(default_factory=dict)

@@ -27,7 +27,7 @@ class UnrecordedWaits:
     def __init__(self) -> None:
         self._by_rank: dict[int, dict[WaitSource, UnrecordedWait]] = {}
         self._ended: list[UnrecordedWait] = []
-        self.unanswered: dict[int, tuple[AlignedNs, str]] = {}
+        self.unanswered: dict[tuple[int, WaitSource], tuple[AlignedNs, AlignedNs, str]] = {}
         """See `Snapshot.unanswered`."""
 
     def observe(self, wait: UnrecordedWait) -> bool:
@@ -43,17 +43,19 @@ class UnrecordedWaits:
             is_over = before.op not in NO_WAIT and wait.op in NO_WAIT
             wait = replace(wait, left_ns=wait.since_ns if is_over else before.left_ns)
         known[wait.source] = wait
-        if wait.source is WaitSource.STACK:
-            self.unanswered.pop(wait.rank, None)
+        self.unanswered.pop((wait.rank, wait.source), None)
         if before is not None and wait.since_ns > before.as_of_ns:
             self._end(before)
         return True
 
-    def observe_unanswered(self, rank: int, asked_at: AlignedNs, why: str) -> bool:
-        """See `Attempt.observe_unanswered`. That there is none is known from the first time on."""
-        if (known := self.unanswered.get(rank)) is not None and known[0] >= asked_at:
+    def observe_unanswered(
+        self, rank: int, source: WaitSource, asked_at: AlignedNs, why: str
+    ) -> bool:
+        """See `Attempt.observe_unanswered`. The longer that lasts, the less often it is news."""
+        first, last, _ = self.unanswered.get((rank, source), (asked_at, AlignedNs(0), ""))
+        if asked_at - last <= (last - first) // 2:
             return False
-        self.unanswered[rank] = asked_at, why
+        self.unanswered[rank, source] = first, asked_at, why
         return True
 
     def _end(self, wait: UnrecordedWait) -> None:
@@ -75,7 +77,13 @@ class UnrecordedWaits:
     def forget(self, rank: int) -> None:
         """Another process has the rank."""
         self._by_rank.pop(rank, None)
-        self.unanswered.pop(rank, None)
+        for source in WaitSource:
+            self.unanswered.pop((rank, source), None)
+
+    def line(self, rank: int) -> tuple[str, int]:
+        """The line in which the tap last saw the rank, and when in node time; -1 if not at all."""
+        wait = self._by_rank.get(rank, {}).get(WaitSource.STAGE)
+        return ("", -1) if wait is None else (wait.detail, wait.as_of_ns)
 
     @property
     def any_waits(self) -> bool:

@@ -76,11 +76,13 @@ def test_of_a_job_that_makes_progress_no_rank_is_asked() -> None:
 
 
 def test_a_job_in_which_nothing_moves() -> None:
-    """No rank waits: all are asked after the threshold, a minute later, and then less often."""
+    """No rank waits: all are asked after the threshold, a minute later, and then less often, and
+    each time inspected for about two thresholds."""
     asked = running()
     asked.run(500)
-    assert {one.occasion for one in asked.questions} == {Occasion.STILL}
-    assert ranks_of(asked, Occasion.STILL) == [ALL] * len(asked.questions)
+    assert {one.occasion for one in asked.questions} == {Occasion.STILL, Occasion.SUSPECTED}
+    assert ranks_of(asked, Occasion.STILL) == [ALL] * 4
+    assert 40 <= len(asked.of(Occasion.SUSPECTED)) <= 60
     first, *later = [at for at, _ in asked.of(Occasion.STILL)]
     assert first == pytest.approx(5, abs=0.5)
     pauses = [after - before for before, after in pairwise([first, *later])]
@@ -258,7 +260,7 @@ def test_a_rank_is_lost_and_the_job_restarts_immediately() -> None:
     """The finding opens when the next attempt has begun. The agent may still have the last dump of
     the rank, so the ranks are asked."""
     job = Job(4).group("dp", range(4)).all_reduce("dp", 0)
-    job.run(5)
+    job.run(3)
     job.join("dp", [0, 1, 3], 1)
     for rank, signal in ((2, 9), (0, 15), (1, 15), (3, 15)):
         how, later = ExitInfo(ExitKind.SIGNAL, signal=signal), (signal == 15) * 100_000_000
