@@ -456,13 +456,13 @@ def in_vain(answer: Answer) -> tuple[WaitSource, str] | None:
     if answer.rank < 0 or kind in (None, QuestionKind.OPINION):
         return None
     if kind is QuestionKind.INSPECTION:
-        found, why = answer.blocked, answer.unanswered
+        found, why = answer.blocked, answer.unanswered if answer.is_silent else ""
         if found is not None and found.waits_for.kind is WaitKind.NOT_ALLOWED:
             why = found.waits_for.says
         return (WaitSource.INSPECTION, why) if why else None
-    is_whole = answer.stack is not None and answer.stack.is_whole
-    why = answer.unanswered or "it shows no frames of Python"
-    return None if is_whole else (WaitSource.STACK, why)
+    if answer.stack is None:
+        return (WaitSource.STACK, answer.unanswered) if answer.is_silent else None
+    return None if answer.stack.is_whole else (WaitSource.STACK, "it shows no frames of Python")
 
 
 def _at_half(snapshot: Snapshot, policy: Policy) -> tuple[Snapshot, Policy]:

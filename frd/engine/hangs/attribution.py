@@ -22,7 +22,7 @@ from frd.engine.hangs.unrecorded import Calls, not_over
 from frd.engine.hangs.wait_graph import Ending, Graph, Member, Node, UnknownRank, Wait
 from frd.engine.losses.exits import Manner, how_it_ended, manner_of, was_asked
 from frd.engine.matching import signature_rules
-from frd.engine.state.snapshot import AT_REST, Mismatch, Snapshot
+from frd.engine.state.snapshot import EARLY, Mismatch, Snapshot
 from frd.model import (
     DEVICE,
     NATIVE,
@@ -127,7 +127,7 @@ def _elsewhere(
     is_placed = facts.moved_at(rank) <= graph.snapshot.placed.get(rank, -1)
     as_of = facts.as_of(rank)
     threshold_ns, margin_ns = _threshold_ns(graph, held_up), graph.snapshot.margin_ns(rank, began)
-    is_free, why_not_seen = _is_free(graph, rank, began, held_up)
+    is_free, why_not_seen = _is_free(graph, rank, began, threshold_ns)
     premises = (
         is_free,
         ending is not Ending.MOVING or None,
@@ -154,7 +154,7 @@ def _free_since(graph: Graph, rank: int) -> int:
 
 
 def _is_free(
-    graph: Graph, rank: int, began: UncertainTime, held_up: Sequence[Wait]
+    graph: Graph, rank: int, began: UncertainTime, threshold_ns: int
 ) -> tuple[bool | None, str]:
     """Whether it has been seen during the wait in no wait for another rank: by an inspection, or
     running, by its tap. A thread that rests in native code may be in any wait: its stack is enough
@@ -176,7 +176,7 @@ def _is_free(
     if has_run or any(wait.source is WaitSource.INSPECTION for wait in seen):
         return True, ""
     is_shown = not any("gloo" in backend for backend in backends)
-    least_ns, not_had = _threshold_ns(graph, held_up) * AT_REST, {}
+    least_ns, not_had = threshold_ns * EARLY, {}
     for source in (WaitSource.INSPECTION, WaitSource.STACK):
         first, last, said = snapshot.unanswered.get((rank, source), (FOREVER, 0, ""))
         if last - max(first, since) >= least_ns:
@@ -247,7 +247,10 @@ def _not_come(graph: Graph, calls: Calls, rank: int) -> Dated:
         case _:
             reason, stalled = Reason.CPU_STUCK, began.later(calls.threshold_ns)
             margin_ns, seen = snapshot.margin_ns(rank, stalled), calls.outside.get(rank)
+            is_free, why_not_seen = _is_free(graph, rank, began, calls.threshold_ns)
             premises = [
+                bool(is_free),
+                seen is not None and seen.as_of_ns - _free_since(graph, rank) >= calls.threshold_ns,
                 seen is not None
                 and margin_ns is not None
                 and seen.as_of_ns >= stalled.at + margin_ns,
@@ -255,7 +258,7 @@ def _not_come(graph: Graph, calls: Calls, rank: int) -> Dated:
                 not graph.waits.may_be_elsewhere(rank),
                 unrecorded.way_of(first.op) is not unrecorded.Way.DOUBTFUL,
             ]
-            words = [come, detail, unrecorded.of_waiters(rank, calls.waiting)]
+            words = [come, detail, why_not_seen, unrecorded.of_waiters(rank, calls.waiting)]
     proven = [one or None for one in (is_meant, *premises)]  # what is not may still be so
     return _named(graph, rank, reason, began, proven, *words)
 

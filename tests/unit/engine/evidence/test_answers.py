@@ -420,7 +420,7 @@ def test_events_come_with_the_next_evaluation() -> None:
     (event,) = job.engine.advance(job.now).events
     assert event.finding.dump == "d1"
     assert job.engine.advance(job.now).events == []
-    silent = answer_to(question, 1, job.now, unanswered="x")
+    silent = answer_to(question, 1, job.now, unanswered="x", is_silent=True)
     assert job.engine.answer(silent, job.now) == silent
     assert not job.engine.answer(silent, job.now)
 

@@ -185,6 +185,7 @@ def test_nothing_was_answered_yet() -> None:
     asked = waiting(running(), 2)
     asked.job.run(12)
     assert confidence(asked) is Confidence.MEDIUM
+    in_read(asked, 2)
     asked.answer_all()
     asked.run(1)
     assert confidence(asked) is Confidence.HIGH
@@ -208,7 +209,7 @@ def test_a_stack_that_cannot_be_had_of_two_suspects() -> None:
     """The other one may be the cause of both."""
     asked = waiting(running(backends=["nccl"]), 1, 2)
     asked.texts = {2: ""}
-    asked.run(14)
+    asked.run(14, lambda: in_read(asked, 1))
     assert {s.rank: s.confidence for s in asked.job.only().suspects} == {
         1: Confidence.HIGH,
         2: Confidence.MEDIUM,
