@@ -31,6 +31,8 @@ def found(call: str, what: str, release: Callable[[], None] = lambda: None) -> d
             one = next(iter(findings(client, state="open")), None)
             if one is None or "waits_for" not in one["suspects"][0]:
                 return None
+            if one["suspects"][0]["confidence"] != "high":
+                return None  # the next evaluation decides by what was answered
             named: dict[str, Any] = one["suspects"][0]
             assert one["summary"].endswith(named["waits_for"]["text"])
             label = f'waits_for="{named["waits_for"]["kind"]}"'

@@ -15,6 +15,9 @@ from typing import assert_never
 
 from frd.forms import REASONS, clock_text, duration_text, fold_ranks, signal_name, span_text
 from frd.model import (
+    DEVICE,
+    LOCK,
+    POLL,
     Certainty,
     CollectiveRef,
     ExitInfo,
@@ -150,7 +153,14 @@ def _stall(finding: Finding, timed: bool) -> str:
     return f"{waited} for {_who(suspects)}"
 
 
+_WAYS = {POLL: "poll", DEVICE: "wait for their devices", LOCK: "wait for a lock"}
+"""What ranks do in a wait that is no call."""
+
+
 def _waited(ref: CollectiveRef, timed: bool) -> str:
+    if not ref.group_id and (way := _WAYS.get(ref.op)):
+        lasted = f", and have waited {ref.waited_s:.1f} s" if timed else ""
+        return f"{ranks(ref.waiting_ranks)} {way}{lasted}"
     what = collective(ref.op, ref.seq, ref.group)
     return f"{what} has waited {ref.waited_s:.1f} s" if timed else f"{what} waits"
 
