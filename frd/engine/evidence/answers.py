@@ -33,6 +33,7 @@ from frd.flight.stacks.waits import (
 )
 from frd.model import (
     CHILD,
+    DEVICE,
     IDLE,
     LOCK,
     NATIVE,
@@ -192,8 +193,9 @@ class Answers:
 
     @property
     def waiting(self) -> Collection[int]:
-        """The ranks whose last stack showed a wait."""
-        return [rank for rank, sighting in self._sightings.items() if sighting.call.op]
+        """The ranks whose last stack showed a wait for others that no recorder shows."""
+        shown = self._sightings.items()
+        return [rank for rank, one in shown if one.call.op not in (DEVICE, *NO_WAIT)]
 
     def to_confirm(self, now: AlignedNs) -> list[int]:
         """The ranks whose wait another stack may prove now; each is returned once."""

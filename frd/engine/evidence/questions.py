@@ -320,11 +320,11 @@ class Questions:
         early.inspected = (*(inspected if is_soon else ()), *tick.resting)[:MOST_EARLY]
 
     def _at_rest(self, now: AlignedNs, attempt: Attempt) -> tuple[int, ...]:
-        """The ranks of a job in which nothing has moved, and no op waits: a look at /proc
-        costs them nothing, and shows which of them poll, or are blocked in what. It takes as long
-        as a wait has to last, and is repeated with the rounds of stacks."""
+        """The ranks of a job in which nothing has moved for a threshold, and no op waits: a look at
+        /proc costs them nothing, and shows which of them poll, or are blocked in what. It goes on
+        for as long as a wait has to last, and is repeated with the rounds of stacks."""
         rounds = self._rounds
-        if rounds is None or not _rests(now, attempt, rounds, (1 + EARLY) / 2):
+        if rounds is None or not _rests(now, attempt, rounds, 1):
             return ()
         if rounds.inspected_since != rounds.still_since:
             rounds.inspected_since = rounds.still_since

@@ -10,7 +10,7 @@ rank. Pairing is stable from look to look:
 3. A claim that is left over, although a finding matches it, is a part of an incident that was seen
    as a whole: late telemetry, or an agent that went away, hides what connects the parts. Such a
    claim is news only if its cause is at least as sure as the cause of the whole, and surer if the
-   whole names the same ranks.
+   whole names the same ranks. That nothing is heard of a rank is no such cause.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from frd.engine.findings.builder import surest
+from frd.engine.findings.builder import CERTAIN, surest
 from frd.engine.findings.claim import Claim, Lifetime
 from frd.engine.findings.open_finding import OpenFinding
-from frd.model import Kind
+from frd.model import Kind, Reason
 
 
 @dataclass(slots=True)
@@ -40,6 +40,9 @@ class Pairing:
         if not self.parts_of or self.claim.reason is not None:
             return True
         known = max(surest(a.suspects) + (self.claim.named <= a.named) for a in self.parts_of)
+        is_silence = {one.reason for one in self.claim.suspects} == {Reason.UNREACHABLE}
+        if is_silence and surest(self.claim.suspects) < CERTAIN and known >= 0:
+            return False
         return bool(self.claim.suspects) and surest(self.claim.suspects) >= known
 
 

@@ -189,6 +189,8 @@ class OpenFinding:
             return False
         if self.named & {suspect.rank for suspect in claim.suspects}:
             return False
+        if self.named <= claim.cleared:  # they never came: they wait, see `_clear`
+            return False
         if not self.successors.have_lasted(claim.suspects, now, life):
             return False
         known = builder.surest(self.suspects)

@@ -14,6 +14,7 @@ from frd.engine.state.tables import RankTable
 from frd.model import (
     NO_WAIT,
     POLL,
+    REST,
     AlignedNs,
     NodeRawNs,
     RankState,
@@ -84,6 +85,12 @@ class UnrecordedWaits:
         """The line in which the tap last saw the rank, and when in node time; -1 if not at all."""
         wait = self._by_rank.get(rank, {}).get(WaitSource.STAGE)
         return ("", -1) if wait is None else (wait.detail, wait.as_of_ns)
+
+    def in_line_since(self, rank: int) -> NodeRawNs:
+        """Since when the tap has seen the rank in one line and no call; 0 if it has not."""
+        wait = self._by_rank.get(rank, {}).get(WaitSource.STAGE)
+        is_there = wait is not None and wait.detail and wait.op in ("", REST, POLL)
+        return NodeRawNs(wait.since_ns if wait is not None and is_there else 0)
 
     @property
     def any_waits(self) -> bool:
