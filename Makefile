@@ -94,7 +94,8 @@ sim: .venv/installed
 	@$(BIN)/python -m tests.frozen
 	@FRD_ALL_SEEDS=1 $(BIN)/pytest -n 2 --dist loadgroup --timeout 600 $$(grep -rl --include='test_*.py' 'tests\.world.*seeds' tests)
 	@$(BIN)/python -m tests.sim --seeds $(SEEDS)
-	@$(BIN)/python -m tests.sim --asks --seeds $(SEEDS)
+	@$(BIN)/python -m tests.sim --asks --strict --seeds $(SEEDS)
+	@$(BIN)/python -m tests.sim --hidden --strict --seeds $(SEEDS)
 	@$(BIN)/python -m tests.sim --asks --mutate --seeds $(SEEDS)
 	@$(BIN)/python -m tests.sim --cluster --asks --seeds $(SEEDS)
 	@$(BIN)/python -m tests.sim --hooks late --seeds $(SEEDS)

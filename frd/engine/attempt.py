@@ -12,7 +12,7 @@ which rank causes it and when it becomes a finding is decided elsewhere.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -466,8 +466,8 @@ class Attempt:
             not info.backends or any(backend in one for one in info.backends)
         )
 
-    def tick(self, now: AlignedNs) -> Tick:
-        """What the detectors may read at this time."""
+    def tick(self, now: AlignedNs, placed: Callable[[], Mapping[int, AlignedNs]] = dict) -> Tick:
+        """What the detectors may read at this time. `placed`: see `Snapshot.placed`."""
         collectives = self._collectives
         stalls, early = self.long_waits(now)
         return Tick(
@@ -487,6 +487,7 @@ class Attempt:
             memory_incidents=once(lambda: self.memory.advance(now)),
             phases=PhasesAt(self.tables.phases, self._ranks, now),
             rest=collectives.thresholds.look_at_rest(self.tables.moved_at, now),
+            placed=placed,
             utc_ahead_ns=self.utc_ahead_ns,
         )
 

@@ -24,7 +24,6 @@ from frd.engine.losses.lost_ranks import first_failed, judged_after_s
 from frd.engine.memory.detector import MemoryDetector
 from frd.engine.policy import Policy
 from frd.engine.standstills import StandstillDetector
-from frd.engine.state.lazy import once
 from frd.engine.stragglers.detector import StragglerDetector
 from frd.engine.tick import Tick
 from frd.engine.views import AttemptView
@@ -183,8 +182,7 @@ class Evaluation:
             outlasting = (Kind.OOM,) if is_long_over else _FATAL
             yield from self.tracker.close_all(now, "the attempt ended", but=outlasting)
             return
-        placed = once(lambda: self.answers.placed)
-        self._tick = tick = replace(attempt.tick(now), placed=placed)
+        self._tick = tick = attempt.tick(now, lambda: self.answers.placed)
         most = len(self.tracker) + room
         for detector, lifetime in zip(self._detectors, self._lifetimes, strict=True):
             # Nothing becomes critical of what no agent will report on.
@@ -193,7 +191,6 @@ class Evaluation:
             if look is not None:
                 look = _with_phases(look, tick)
                 yield from self.tracker.update(life, look, room=most - len(self.tracker))
-        self._tick = replace(tick, resting=self._standstills.unasked)
 
     # -- evidence that no recorder has -----------------------------------------------------------
 
@@ -203,6 +200,7 @@ class Evaluation:
             return []
         (tick, self._tick), findings = (self._tick, None), self.tracker.shown()
         is_over, is_dismissed = self.over_at is not None, bool(self.tracker.dismissed())
+        self._questions.resting = self._standstills.unasked
         return self._questions.due(
             *(now, self.attempt, self.answers, tick, findings, events),
             is_over=is_over,

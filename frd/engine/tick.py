@@ -48,7 +48,5 @@ class Tick:
     """Memory incidents that there are, and those that are over since they were last read."""
     placed: Callable[[], Mapping[int, AlignedNs]] = dict
     """See `Snapshot.placed`."""
-    resting: tuple[int, ...] = ()
-    """The suspects of a standstill that will be a finding soon, when the detectors have looked."""
     utc_ahead_ns: int = 0
     """As `Snapshot.utc_ahead_ns`."""

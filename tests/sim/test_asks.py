@@ -1,6 +1,6 @@
 """Worlds in which the service asks agents for stacks, dumps, what ranks are blocked in, and RAS.
 
-More worlds: `python -m tests.sim --asks --seeds 1000`, and with `--mutate`.
+More worlds: `python -m tests.sim --asks --strict --seeds 1000`, and with `--mutate`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def test_a_world_with_answers_keeps_every_promise(seed: int) -> None:
     """Agents answer late, seldom or never, and ranks wait in what no recorder shows: no innocent
     rank is named for sure, and none that provably waits while a cause is missing as well."""
     try:
-        live(seed, asks=True)
+        live(seed, asks=True, strict=True)
     except Exception as error:
-        error.add_note(f"again: {command(seed, asks=True)}")
+        error.add_note(f"again: {command(seed, asks=True, strict=True)}")
         raise
 
 

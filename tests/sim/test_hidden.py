@@ -36,9 +36,9 @@ from tests.world.seeds import ALL
 def test_a_world_with_hidden_waits_keeps_every_promise(seed: int) -> None:
     """Ranks poll, spin for their devices, make a group alone, all rest, or serve."""
     try:
-        live(seed, hidden=True)
+        live(seed, hidden=True, strict=True)
     except Exception as error:
-        error.add_note(f"again: {command(seed, hidden=True)}")
+        error.add_note(f"again: {command(seed, hidden=True, strict=True)}")
         raise
 
 

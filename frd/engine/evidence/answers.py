@@ -239,11 +239,13 @@ class Answers:
     ) -> Iterator[Evidence]:
         """What the ranks of a claim that opens a finding have answered during its wait. If the
         stack of one has not come, `line_since` gives the line that its tap has published."""
-        for rank in (*(one.rank for one in claim.suspects), *claim.victims):
+        suspects = [one.rank for one in claim.suspects]
+        known = self._seen.keys() | {rank for of, rank in self._shown if not of}
+        for rank in (*suspects, *sorted(known.intersection(claim.victims))):
             seen = self._seen.get(rank)
             if seen is not None and seen[0].answered_at >= claim.since:
                 yield Evidence(rank, seen[1])
-            elif line := line_since(rank, claim.since):
+            elif rank in suspects and (line := line_since(rank, claim.since)):
                 yield Evidence(rank, Activity(stack=(line,)))
             shown = self._shown.pop(("", rank), None)
             if shown is not None and shown.given_at >= claim.since:

@@ -193,6 +193,8 @@ class Questions:
         self._muted: dict[int, AlignedNs] = {}
         """Until when ranks are not inspected."""
         self._early = _Early()
+        self.resting: tuple[int, ...] = ()
+        """Suspects of a standstill that is about to be a finding."""
         self._rounds: _Rounds | None = None
         """Of an attempt that runs."""
 
@@ -238,7 +240,7 @@ class Questions:
             self._early = _Early()
         elif tick is not None:
             asked += self._before(now, tick, explaining)
-        inspected = self._early.inspected
+        inspected = (*self._early.inspected, *self.resting)[:MOST_EARLY]
         if not (is_over or is_dismissed or explaining or self._early.is_recorded):
             inspected += self._at_rest(now, attempt)
         if inspected:
@@ -289,7 +291,7 @@ class Questions:
         early, table = self._early, tick.early
         is_news = len(table) > len(tick.stalls) if explaining else len(table) or tick.has_calls
         if not is_news:
-            self._early = _Early(inspected=tick.resting[:MOST_EARLY])
+            self._early = _Early()
             return
         if now < early.due_at:
             return
@@ -317,7 +319,7 @@ class Questions:
             if ranks:
                 yield self._ask(now, Occasion.EARLY, ranks)
         is_soon = now >= snapshot.stalled_at(table).at - INSPECT_BEFORE_S * 1e9
-        early.inspected = (*(inspected if is_soon else ()), *tick.resting)[:MOST_EARLY]
+        early.inspected = tuple(inspected[:MOST_EARLY]) if is_soon else ()
 
     def _at_rest(self, now: AlignedNs, attempt: Attempt) -> tuple[int, ...]:
         """The ranks of a job in which nothing has moved for a threshold, and no op waits: a look at
