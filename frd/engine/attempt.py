@@ -449,7 +449,7 @@ class Attempt:
     def line_since(self, rank: int, since: AlignedNs) -> str:
         """The line of the program in which the rank's tap has seen it after that time."""
         where, as_of_ns = self.tables.unrecorded.line(rank)
-        return where if as_of_ns >= int(self._ranks.to_node(rank, since)) else ""
+        return where if where and as_of_ns >= int(self._ranks.to_node(rank, since)) else ""
 
     def processes_of(self, group_id: str) -> tuple[tuple[int, int], ...]:
         """The members of a group with their process ids, 0 unknown; none if the group, or all of

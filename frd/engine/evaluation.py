@@ -16,7 +16,7 @@ from frd.engine.evidence.answers import Answer, Answers, evidence_of
 from frd.engine.evidence.questions import Question, Questions, confirmed_after, in_vain
 from frd.engine.findings import builder, text
 from frd.engine.findings.attachments import Evidence
-from frd.engine.findings.claim import NEVER, Claim, Known, Lifetime, Look
+from frd.engine.findings.claim import EXPLAINING, NEVER, Claim, Known, Lifetime, Look
 from frd.engine.findings.tracker import Tracker
 from frd.engine.hangs.detector import HangDetector, look_at
 from frd.engine.losses.exits import exits
@@ -199,7 +199,8 @@ class Evaluation:
         if self.attempt is None:
             return []
         (tick, self._tick), findings = (self._tick, None), self.tracker.shown()
-        is_over, is_dismissed = self.over_at is not None, bool(self.tracker.dismissed())
+        is_over, closed = self.over_at is not None, self.tracker.dismissed()
+        is_dismissed = any(one.kind in EXPLAINING for one in closed)
         self._questions.resting = self._standstills.unasked
         return self._questions.due(
             *(now, self.attempt, self.answers, tick, findings, events),

@@ -52,6 +52,7 @@ _MOST_PLACES: Final = 4
 _ANCHORS: Final = frozenset({Kind.STANDSTILL})
 _SOON: Final = 0.9
 """From this part of the time on, suspects are inspected: /proc shows what their children do."""
+_FRAMES: Final = (WaitSource.STAGE, WaitSource.STACK)
 _BUSY: Final = ("", DEVICE, CHILD)
 _WORDS: Final = {REST: "", POLL: "polling ", NATIVE: "in a native call "}
 
@@ -142,7 +143,9 @@ def _resting(
             return {}
         # What was seen long ago may have changed; the rank is inspected again then.
         after = max(rests[0].since_ns, snapshot.now - least_ns)
-        if any(_is_busy(wait, after) for wait in seen):
+        polls = any(one.op == POLL and one.source is WaitSource.INSPECTION for one in seen)
+        # A look of the tap does not show that a rank which wakes again and again does nothing.
+        if any(_is_busy(one, after) for one in seen if not (polls and one.source in _FRAMES)):
             return {}
         found[rank] = rests
     is_held = any(all(wait.op != POLL for wait in rests) for rests in found.values())

@@ -223,9 +223,9 @@ class Answers:
         self._free.clear()
 
     def keep(self, inspected: Mapping[str, Collection[int]]) -> None:
-        """Forget what inspections have shown of all but these ranks, by finding."""
-        self._shown = {key: shown for key, shown in self._shown.items() if key[0] in inspected}
-        self.blocked.intersection_update(set[int]().union(*inspected.values()))
+        """Forget what inspections have shown of ranks for all but these findings."""
+        of = {"", *inspected}
+        self._shown = {key: shown for key, shown in self._shown.items() if key[0] in of}
 
     # -- what is known when a finding opens ----------------------------------------------------
 
@@ -317,7 +317,7 @@ class Answers:
             self.blocked.discard(rank)
         is_news = op in (LOCK, POLL, NATIVE) or was_blocked
         if not is_news:
-            is_known = bool(op) or report.waits_for.kind is WaitKind.ON_CPU
+            is_known = bool(op or detail)
             last_op, last_at = self._free.get(rank, ("", _NEVER))
             is_again = op == last_op and answer.answered_at - last_at < _REWORD_S * 1e9
             if not is_known or is_again:
@@ -370,7 +370,7 @@ def evidence_of(answer: Answer) -> Evidence | None:
 
 
 def _seen_in(answer: Answer, report: WaitReport) -> tuple[str, str]:
-    """The op of the wait, and its detail."""
+    """The op of the wait, and its detail; both are empty if it is not known."""
     found, holder = report.waits_for, _other_holder(answer.rank, report)
     is_seen = found.certainty is Certainty.SEEN
     if holder is not None and is_seen and found.kind in _HELD:
@@ -383,7 +383,7 @@ def _seen_in(answer: Answer, report: WaitReport) -> tuple[str, str]:
         return NATIVE, answer.line
     if is_seen and holder is None and _is_rest(answer, found):
         return CHILD if found.kind in _CHILDREN else REST, text.clean(found.says)
-    return "", ""
+    return "", text.clean(found.says) if found.kind is WaitKind.ON_CPU else ""
 
 
 def _is_rest(answer: Answer, found: WaitsFor) -> bool:

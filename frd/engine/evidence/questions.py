@@ -244,7 +244,9 @@ class Questions:
         if not (is_over or is_dismissed or explaining or self._early.is_recorded):
             inspected += self._at_rest(now, attempt)
         if inspected:
-            wanted[""] = [*dict.fromkeys((*inspected, *sorted(known.blocked)))]
+            others = {rank for ranks in wanted.values() for rank in ranks}
+            each = dict.fromkeys((*inspected, *sorted(known.blocked)))
+            wanted[""] = [rank for rank in each if rank not in others]
         known.keep(wanted)
         opened = any(event.change is Change.OPENED for event in events)
         if opened or now - self._inspected_at >= INSPECT_S * 1e9:
@@ -299,7 +301,7 @@ class Questions:
         snapshot = tick.snapshot()
         asked, inspected, stuck = early.asked, list[int](), table.ops()
         named = {one.rank for finding in explaining for one in finding.suspects}
-        early.asked = {w: of for w, of in asked.items() if isinstance(w, str) or w in stuck}
+        early.asked = {op: of for op, of in asked.items() if op in stuck}
         half, policy = _at_half(snapshot, tick.policy)
         for diagnosis in diagnose(half, table, policy):
             suspects = [
@@ -314,7 +316,7 @@ class Questions:
             if ranks and not before:
                 ranks = ranks[:MOST_EARLY]
                 ranks += [r for r in diagnosis.collective.waiting_ranks if r not in ranks][:1]
-            ranks = ranks[: 1 + MOST_EARLY - len(before)]
+            ranks = ranks[: max(1 + MOST_EARLY - len(before), 0)]
             early.asked |= dict.fromkeys(waits, before.union(ranks))
             if ranks:
                 yield self._ask(now, Occasion.EARLY, ranks)
@@ -326,7 +328,10 @@ class Questions:
         /proc costs them nothing, and shows which of them poll, or are blocked in what. It goes on
         for as long as a wait has to last, and is repeated with the rounds of stacks."""
         rounds = self._rounds
-        if rounds is None or not _rests(now, attempt, rounds, 1):
+        is_done = rounds is None or (
+            rounds.inspected_since == rounds.still_since and now >= rounds.inspected_until
+        )
+        if rounds is None or is_done or not _rests(now, attempt, rounds, 1):
             return ()
         if rounds.inspected_since != rounds.still_since:
             rounds.inspected_since = rounds.still_since

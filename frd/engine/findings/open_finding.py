@@ -11,7 +11,7 @@ event is returned only when a user sees a difference.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from frd.engine.findings import builder
@@ -356,6 +356,12 @@ class OpenFinding:
             return []
         finding = replace(self.finding, severity=severity, critical_at=look.at)
         return self._report(finding, look.at)
+
+    def begin_with(self, known: Iterable[Evidence], now: AlignedNs) -> None:
+        """What ranks have answered before the finding opened."""
+        for evidence in known:
+            self.attachments.add(evidence)
+        self._report(self.finding, now)
 
     def attach(self, evidence: Evidence) -> list[FindingEvent]:
         """Better evidence about a suspect, or about a victim, which may become the witness. What

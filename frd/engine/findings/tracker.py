@@ -230,8 +230,7 @@ class Tracker:
 
     def _open_new(self, claim: Claim, life: Lifetime, look: Look) -> list[FindingEvent]:
         tracked = OpenFinding.of(self.key, claim, look.at, life)
-        for evidence in self._known_of(claim, tracked.finding.id):
-            tracked.attach(evidence)
+        tracked.begin_with(self._known_of(claim, tracked.finding.id), look.at)
         self._open[tracked.finding.id] = tracked
         return [FindingEvent(Change.OPENED, tracked.finding)]
 

@@ -25,8 +25,8 @@ from frd.engine.matching import signature_rules
 from frd.engine.state.snapshot import EARLY, Mismatch, Snapshot
 from frd.model import (
     DEVICE,
+    IDLE,
     NATIVE,
-    NO_WAIT,
     POLL,
     UNKNOWN_SEQ,
     AlignedNs,
@@ -147,20 +147,19 @@ def _elsewhere(
 
 def _free_since(graph: Graph, rank: int) -> int:
     """When the rank last moved, or was last seen to wait for another one, as far as is known."""
-    snapshot = graph.snapshot
-    seen = snapshot.unrecorded.get(rank, ()) if snapshot.can_ask else ()
-    waited = (one.left_ns if one.op in NO_WAIT else one.as_of_ns for one in seen)
-    return max(graph.facts.moved_at(rank), *waited, 0)
+    until = unrecorded.waited_until(graph.snapshot, rank) if graph.snapshot.can_ask else 0
+    return max(graph.facts.moved_at(rank), until)
 
 
 def _is_free(
     graph: Graph, rank: int, began: UncertainTime, threshold_ns: int
 ) -> tuple[bool | None, str]:
-    """Whether it has been seen during the wait in no wait for another rank: by an inspection, or
-    running, by its tap. A thread that rests in native code may be in any wait: its stack is enough
-    only if it cannot be inspected, and its backend records all that it has. If its stack cannot be
-    had, why; then it counts as free if nothing else can explain the wait: no other rank, no wait
-    that no recorder shows. What was asked in vain again after a while cannot be had."""
+    """Whether an inspection has seen it during the wait in no wait for another rank. A thread that
+    rests in native code may be in any wait, and one that is busy may wait for its device. So a
+    stack is enough only if nothing else can explain the wait (no other rank, no wait that no
+    recorder shows), or, if it cannot be inspected, its backend records all that it has; and so it
+    is with a stack that cannot be had, which the words say. What was asked in vain again after a
+    while cannot be had."""
     snapshot, facts = graph.snapshot, graph.facts
     if not snapshot.can_ask:
         return True, ""
@@ -168,26 +167,24 @@ def _is_free(
     info = snapshot.info.get(rank)
     backends = info.backends if info is not None else ()
     seen = [one for one in snapshot.unrecorded.get(rank, ()) if one.as_of_ns >= since]
-    has_run = any(
-        w.source is WaitSource.STAGE and not w.op and w.as_of_ns > w.since_ns for w in seen
-    )
     if not_over(seen):
         return None, ""
-    if has_run or any(wait.source is WaitSource.INSPECTION for wait in seen):
-        return True, ""
+    others = {node.rank for node in graph.endings if isinstance(node, Member)} - {rank}
     is_shown = not any("gloo" in backend for backend in backends)
+    is_only = not others and not facts.unrecorded
+    inspected = [one for one in seen if one.source is WaitSource.INSPECTION]
+    if any(one.op or (one.detail and is_only) for one in inspected):
+        return True, ""
     least_ns, not_had = threshold_ns * EARLY, {}
     for source in (WaitSource.INSPECTION, WaitSource.STACK):
         first, last, said = snapshot.unanswered.get((rank, source), (FOREVER, 0, ""))
         if last - max(first, since) >= least_ns:
             not_had[source] = said
+    is_only &= is_shown and bool(backends)
     if seen:
-        return (is_shown and WaitSource.INSPECTION in not_had) or None, ""
+        return (is_only or (is_shown and WaitSource.INSPECTION in not_had)) or None, ""
     if (why := not_had.get(WaitSource.STACK)) is None:
         return None, ""
-    is_shown &= bool(backends)
-    others = {node.rank for node in graph.endings if isinstance(node, Member)} - {rank}
-    is_only = is_shown and not others and not facts.unrecorded
     return is_only or None, f"its stack cannot be had: {text.clean(why)}"
 
 
@@ -254,6 +251,7 @@ def _not_come(graph: Graph, calls: Calls, rank: int) -> Dated:
                 seen is not None
                 and margin_ns is not None
                 and seen.as_of_ns >= stalled.at + margin_ns,
+                seen is not None and seen.op != IDLE,
                 not calls.moves(snapshot, rank),
                 not graph.waits.may_be_elsewhere(rank),
                 unrecorded.way_of(first.op) is not unrecorded.Way.DOUBTFUL,

@@ -134,7 +134,10 @@ def _of_calls(snapshot: Snapshot, stalled: StallTable, policy: Policy) -> list[D
     waits, any_time = Waits(snapshot), snapshot.moment(calls.first.rank, AlignedNs(0))
     facts = RankFacts(waits, policy.telemetry_late_s, any_time, calls.waiting, name_exits=True)
     graph = Graph(waits, facts, {}, calls=calls)
-    starts: dict[Start, set[int]] = {Member(rank): {rank} for rank in sorted(calls.overdue)}
+    alike: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    for rank in sorted(calls.overdue):  # those in one call wait for the same
+        alike.setdefault((calls.waiting[rank].op, calls.waiting[rank].peers), []).append(rank)
+    starts: dict[Start, set[int]] = {Member(ranks[0]): {*ranks} for ranks in alike.values()}
     found = (_judge(graph, one, stalled, starts) for one in incidents(graph, starts))
     return [reduce(_joined, diagnoses)] if (diagnoses := [one for one in found if one]) else []
 

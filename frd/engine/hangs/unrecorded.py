@@ -10,6 +10,7 @@ without one (`Calls`) starts at these waits themselves.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -113,7 +114,7 @@ def not_over(known: Sequence[UnrecordedWait]) -> list[UnrecordedWait]:
 
 def _says_most(wait: UnrecordedWait) -> tuple[bool, int, int]:
     """Of several sightings the most specific one counts, of such the last."""
-    order = [NATIVE, *sorted((POLL, DEVICE)), LOCK]
+    order = [NATIVE, DEVICE, POLL, LOCK]
     level = order.index(wait.op) if wait.op in order else len(order)
     return bool(wait.peers), level, wait.as_of_ns
 
@@ -154,6 +155,8 @@ class Calls:
     threshold_ns: int
     """How long the first call may take."""
     outside: Mapping[int, UnrecordedWait]
+    order: Sequence[int]
+    """The ranks that wait, ascending."""
 
     @classmethod
     def of(cls, snapshot: Snapshot, policy: Policy) -> Calls | None:
@@ -173,11 +176,11 @@ class Calls:
         world = {*range(snapshot.world_size), *snapshot.rank.tolist()}
         free = sorted(world - waiting.keys() - been_through(snapshot, first))
         overdue, seen = [wait.rank for wait in starts], outside(snapshot)
-        calls = cls(waiting, overdue, first, free, limit_ns[first.op], seen)
+        calls = cls(waiting, overdue, first, free, limit_ns[first.op], seen, sorted(waiting))
         is_late = snapshot.is_late(snapshot.as_of, policy.telemetry_late_s) | ~snapshot.connected
         heard = {*free} - set(snapshot.rank[is_late].tolist())
         last_came = len(late) == len(waiting)
-        if not certain and not (last_came and calls._is_one_elsewhere()):
+        if not certain and not (last_came and calls._is_one_elsewhere(snapshot)):
             return None
         if not free and not (last_came and calls._can_wait_for_each_other()):
             return None
@@ -187,13 +190,16 @@ class Calls:
             return None  # most of the job does something else, or it goes on
         return calls
 
-    def _is_one_elsewhere(self) -> bool:
-        """Exactly one rank was seen elsewhere while all others waited: it is blocked, or at work.
-        Where they poll it must not be idle: they may wait for the next request."""
+    def _is_one_elsewhere(self, snapshot: Snapshot) -> bool:
+        """Exactly one rank was seen elsewhere for as long as all others waited: it is blocked, or
+        at work. Where they poll it must not be idle: they may wait for the next request."""
         polls = any(wait.op == POLL for wait in self.waiting.values())
         seen = [self.outside.get(rank) for rank in self.free]
         return len(seen) == 1 and all(
-            one is not None and not (polls and one.op == IDLE) and one.as_of_ns >= self.seen_from_ns
+            one is not None
+            and not (polls and one.op == IDLE)
+            and one.as_of_ns >= self.seen_from_ns
+            and one.as_of_ns - waited_until(snapshot, one.rank) >= self.threshold_ns
             for one in seen
         )
 
@@ -201,6 +207,17 @@ class Calls:
         """A rank that polls, or waits for its device, may wait for none of the others."""
         ops = {wait.op for wait in self.waiting.values()}
         return not ops & {POLL, DEVICE} and (len(self.waiting) > 1 or not ops & ONE_SIDED)
+
+    @property
+    def is_one_call(self) -> bool:
+        """All ranks wait in the same."""
+        return len({wait.op for wait in self.waiting.values()}) == 1
+
+    def after(self, rank: int) -> Sequence[int]:
+        """The next rank that waits, in a circle; none if no other one waits."""
+        ranks = self.order
+        following = ranks[(bisect_left(ranks, rank) + 1) % len(ranks)]
+        return () if following == rank else (following,)
 
     @property
     def seen_from_ns(self) -> int:
@@ -212,6 +229,12 @@ class Calls:
         row = snapshot.row(rank)
         is_alive = row >= 0 and snapshot.state[row] is RankState.LIVE
         return is_alive and snapshot.now - int(snapshot.moved_at[row]) < self.threshold_ns
+
+
+def waited_until(snapshot: Snapshot, rank: int) -> int:
+    """When the rank was last seen to wait for another one, as far as is known; 0 never."""
+    seen = snapshot.unrecorded.get(rank, ())
+    return max((w.left_ns if w.op in NO_WAIT else w.as_of_ns for w in seen), default=0)
 
 
 def as_seen(snapshot: Snapshot) -> Snapshot:

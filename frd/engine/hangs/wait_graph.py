@@ -195,8 +195,8 @@ class Graph:
     def _awaited(self, wait: UnrecordedWait) -> Sequence[int]:
         """The ranks for which an unrecorded wait is. Each chain of waits has to end: if its peers
         are not known, it is for the only rank of the job that waits for nothing. Where no rank is
-        in an op, it may be for each of several, or, if all ranks wait, for each that is not in the
-        same call."""
+        in an op, it may be for each of several. If all ranks wait, they wait for each other, unless
+        all are in one call: an edge to the next one is enough for a circle."""
         counted, way, calls = self.facts.unrecorded, way_of(wait.op), self.calls
         if way is Way.JOINT:
             left = self._world - been_through(self.snapshot, wait)
@@ -207,10 +207,9 @@ class Graph:
         if calls is None:
             is_meant = len(free) == 1 and (way is not Way.DOUBTFUL or self._rests(free[0]))
             return free if is_meant else ()
-        others = [one for one in calls.waiting if one != wait.rank]
-        if way is Way.MUTUAL:
-            others = [one for one in others if calls.waiting[one].op != wait.op]
-        return free or sorted(others)
+        if free or (way is Way.MUTUAL and calls.is_one_call):
+            return free
+        return calls.after(wait.rank)
 
     def _rests(self, rank: int) -> bool:
         """A rank in no op, which has done nothing for a while, or is gone."""

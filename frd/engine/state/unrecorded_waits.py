@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -22,6 +23,11 @@ from frd.model import (
     UnrecordedWait,
     WaitSource,
 )
+
+_ANEW_NS: Final = 60_000_000_000
+"""Longer than between two questions about one incident: with half of it, rounds of stacks, a minute
+apart, never prove that none can be had; with twice as much, the answers to one hang count for the
+next one."""
 
 
 class UnrecordedWaits:
@@ -52,9 +58,12 @@ class UnrecordedWaits:
     def observe_unanswered(
         self, rank: int, source: WaitSource, asked_at: AlignedNs, why: str
     ) -> bool:
-        """See `Attempt.observe_unanswered`. The longer that lasts, the less often it is news."""
+        """See `Attempt.observe_unanswered`. The longer that lasts, the less often it is news. After
+        a while in which nothing was asked it begins anew."""
         first, last, _ = self.unanswered.get((rank, source), (asked_at, AlignedNs(0), ""))
-        if asked_at - last <= (last - first) // 2:
+        if asked_at - last > _ANEW_NS:
+            first = asked_at
+        elif asked_at - last <= min((last - first) // 2, _ANEW_NS // 4):
             return False
         self.unanswered[rank, source] = first, asked_at, why
         return True

@@ -264,10 +264,8 @@ class Evaluator:
         for event in events:
             finding = event.finding
             if event.change is Change.UPDATED and (known := before.get(finding.id)) is not None:
-                named = {suspect.rank for suspect in finding.suspects}
-                self.corrected += finding.kind in _HANGS and any(
-                    suspect.rank not in named for suspect in known.suspects
-                )
+                cleared = {suspect.rank for suspect in known.suspects}.intersection(finding.victims)
+                self.corrected += finding.kind in _HANGS and bool(cleared)
             before[finding.id] = finding
             if event.change is Change.OPENED:
                 self.opened[finding.job, finding.kind] += 1
