@@ -186,8 +186,8 @@ class Answers:
     library."""
     _shown: dict[tuple[str, int], _Shown] = field(default_factory=dict)
     """By finding and rank; under the finding "" what is known before one opens."""
-    _free: dict[int, tuple[str, AlignedNs]] = field(default_factory=dict)
-    """What inspections have last reported of each rank, and when."""
+    _free: dict[int, tuple[str, WaitReport]] = field(default_factory=dict)
+    """What inspections have last shown of each rank, as far as that was kept."""
     _seen: dict[int, tuple[Answer, Activity]] = field(default_factory=dict)
     """What the last stack of a rank showed."""
 
@@ -316,15 +316,19 @@ class Answers:
         else:
             self.blocked.discard(rank)
         is_news = op in (LOCK, POLL, NATIVE) or was_blocked
-        if not is_news:
-            is_known = bool(op or detail)
-            last_op, last_at = self._free.get(rank, ("", _NEVER))
-            is_again = op == last_op and answer.answered_at - last_at < _REWORD_S * 1e9
-            if not is_known or is_again:
-                return None
-        self._free[rank] = op, answer.answered_at
-        times = (report.since_ns if op else report.as_of_ns), report.as_of_ns
+        if not is_news and (not (op or detail) or self._is_again(rank, op, report)):
+            return None
+        self._free[rank] = op, report
+        times = (report.since_ns if op or detail else report.as_of_ns), report.as_of_ns
         return UnrecordedWait(rank, WaitSource.INSPECTION, op, *times, peers=peers, detail=detail)
+
+    def _is_again(self, rank: int, op: str, report: WaitReport) -> bool:
+        """The same is kept again once it has lasted twice as long, or for some seconds more."""
+        last_op, last = self._free.get(rank, ("", None))
+        if last is None or (op, report.since_ns) != (last_op, last.since_ns):
+            return False
+        lasted_ns, more_ns = last.as_of_ns - last.since_ns, report.as_of_ns - last.as_of_ns
+        return more_ns < min(lasted_ns, _REWORD_S * 1e9)
 
     def shown(
         self,
@@ -381,6 +385,8 @@ def _seen_in(answer: Answer, report: WaitReport) -> tuple[str, str]:
         return IDLE, text.clean(found.says)
     if report.may_be_for_peer and answer.line:
         return NATIVE, answer.line
+    if is_seen and found.kind is WaitKind.LOCK_FILE and found.holder is None:
+        return NATIVE, text.clean(found.says)  # a rank of another node may have it
     if is_seen and holder is None and _is_rest(answer, found):
         return CHILD if found.kind in _CHILDREN else REST, text.clean(found.says)
     return "", text.clean(found.says) if found.kind is WaitKind.ON_CPU else ""

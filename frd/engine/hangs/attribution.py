@@ -22,7 +22,7 @@ from frd.engine.hangs.unrecorded import Calls, not_over
 from frd.engine.hangs.wait_graph import Ending, Graph, Member, Node, UnknownRank, Wait
 from frd.engine.losses.exits import Manner, how_it_ended, manner_of, was_asked
 from frd.engine.matching import signature_rules
-from frd.engine.state.snapshot import EARLY, Mismatch, Snapshot
+from frd.engine.state.snapshot import AT_REST, EARLY, Mismatch, Snapshot
 from frd.model import (
     DEVICE,
     IDLE,
@@ -154,7 +154,7 @@ def _free_since(graph: Graph, rank: int) -> int:
 def _is_free(
     graph: Graph, rank: int, began: UncertainTime, threshold_ns: int
 ) -> tuple[bool | None, str]:
-    """Whether an inspection has seen it during the wait in no wait for another rank. A thread that
+    """Whether inspections have seen it for a while in no wait for another rank. A thread that
     rests in native code may be in any wait, and one that is busy may wait for its device. So a
     stack is enough only if nothing else can explain the wait (no other rank, no wait that no
     recorder shows), or, if it cannot be inspected, its backend records all that it has; and so it
@@ -173,7 +173,8 @@ def _is_free(
     is_shown = not any("gloo" in backend for backend in backends)
     is_only = not others and not facts.unrecorded
     inspected = [one for one in seen if one.source is WaitSource.INSPECTION]
-    if any(one.op or (one.detail and is_only) for one in inspected):
+    lasting = [w for w in inspected if w.as_of_ns - w.since_ns >= threshold_ns * AT_REST]
+    if any(one.op or (one.detail and is_only) for one in lasting):
         return True, ""
     least_ns, not_had = threshold_ns * EARLY, {}
     for source in (WaitSource.INSPECTION, WaitSource.STACK):

@@ -58,8 +58,8 @@ class UnrecordedWaits:
     def observe_unanswered(
         self, rank: int, source: WaitSource, asked_at: AlignedNs, why: str
     ) -> bool:
-        """See `Attempt.observe_unanswered`. The longer that lasts, the less often it is news. After
-        a while in which nothing was asked it begins anew."""
+        """See `Attempt.observe_unanswered`. The longer that lasts, the less often it is news. If
+        nothing was asked for a while it begins again."""
         first, last, _ = self.unanswered.get((rank, source), (asked_at, AlignedNs(0), ""))
         if asked_at - last > _ANEW_NS:
             first = asked_at

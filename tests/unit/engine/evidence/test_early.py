@@ -222,3 +222,18 @@ def test_where_no_rank_can_be_asked() -> None:
     job.run(1)
     job.join("dp", [0, 1, 3], 1).run(7)
     assert confidence(Asked(job)) is Confidence.HIGH
+
+
+def test_a_rank_that_was_never_seen() -> None:
+    """Sixteen of seventeen ranks are in a call; of the last one no agent has ever heard, so it has
+    no line in which it was seen."""
+    engine = Engine(Policy(stall_after_s=10.0), can_ask=True)
+    job = Job(16, engine=engine).group("dp", range(16)).all_reduce("dp", 0)
+    job.attempt.world_size = 17
+    job.run(1)
+    asked = Asked(job)
+    asked.texts = dict.fromkeys(range(16), stack_text("monitored_barrier"))
+    asked.run(40)
+    assert engine.faults == []
+    (finding,) = job.open()
+    assert [suspect.rank for suspect in finding.suspects] == [16]

@@ -10,6 +10,7 @@ import pytest
 from frd.engine.evidence.questions import MUTE_S, Occasion
 from frd.model import (
     IDLE,
+    NATIVE,
     POLL,
     REST,
     Certainty,
@@ -300,10 +301,11 @@ WANTS_LOCK = (
         (replace(POLLED, topic="a timer"), {}, (REST, ())),
         (replace(LOCK, holder=Holder(991)), {}, (REST, ())),
         (replace(READ, kind=WaitKind.ON_CPU), {}, ("", ())),
+        (replace(LOCK, holder=None), {}, (NATIVE, ())),
     ],
     ids=[
         *("poll", "lock", "other job", "idle", "read", "own worker", "sleep", "lock of no rank"),
-        "computing",
+        *("computing", "holder not seen"),
     ],
 )
 def test_what_an_inspection_shows(
@@ -330,10 +332,9 @@ def test_a_poll_beside_a_lock() -> None:
     [
         replace(READ, certainty=Certainty.LIKELY),
         replace(READ, holder=Holder(991, 3)),
-        replace(LOCK, holder=None),
         replace(INNER, topic="a lock"),
     ],
-    ids=["likely", "other rank", "no holder", "lock inside"],
+    ids=["likely", "other rank", "lock inside"],
 )
 def test_what_is_no_proof_of_rest(found: WaitsFor) -> None:
     """A wait that another rank may end, or that is only likely."""
