@@ -156,11 +156,11 @@ def _free_since(graph: Graph, rank: int) -> int:
 def _is_free(
     graph: Graph, rank: int, began: UncertainTime, threshold_ns: int
 ) -> tuple[bool | None, str]:
-    """Whether it has been seen during the wait in no wait for another rank: by an inspection, or
-    running, by its tap. A thread that rests in native code may be in any wait: its stack is enough
-    only if it cannot be inspected, and its backend records all that it has. If its stack cannot be
-    had, why; then it counts as free if nothing else can explain the wait: no other rank, no wait
-    that no recorder shows. What was asked in vain again after a while cannot be had."""
+    """Whether it has been seen during the wait in no wait for another rank, by an inspection. A
+    thread that rests in native code may be in any wait: its stack is enough only if it cannot be
+    inspected, and its backend records all that it has. If its stack cannot be had, why; then it
+    counts as free if nothing else can explain the wait: no other rank, no wait that no recorder
+    shows. What was asked in vain again after a while cannot be had."""
     snapshot, facts = graph.snapshot, graph.facts
     if not snapshot.can_ask:
         return True, ""
@@ -168,12 +168,9 @@ def _is_free(
     info = snapshot.info.get(rank)
     backends = info.backends if info is not None else ()
     seen = [one for one in snapshot.unrecorded.get(rank, ()) if one.as_of_ns >= since]
-    has_run = any(
-        w.source is WaitSource.STAGE and not w.op and w.as_of_ns > w.since_ns for w in seen
-    )
     if not_over(seen):
         return None, ""
-    if has_run or any(wait.source is WaitSource.INSPECTION for wait in seen):
+    if any(wait.source is WaitSource.INSPECTION for wait in seen):
         return True, ""
     is_shown = not any("gloo" in backend for backend in backends)
     least_ns, not_had = threshold_ns * EARLY, {}
