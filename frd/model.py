@@ -196,12 +196,14 @@ class Stage:
     tap has seen at every look since `since_ns`."""
 
     op: str
-    """What it waits in, as in `UnrecordedWait`; empty: in nothing that its frames show."""
+    """What it waits in, as in `UnrecordedWait`; empty: in nothing that its frames show. A rank with
+    groups was then seen so at one look only: `since_ns` is `as_of_ns`."""
     since_ns: NodeRawNs | NodeNs
     as_of_ns: NodeRawNs | NodeNs
     """When the tap of the process saw it so."""
     where: str = ""
-    """The line of the program: ``train.py:88 in load_batch``; empty if that changed."""
+    """The line of the program: ``train.py:88 in load_batch``. Empty: not known, as before the rank
+    has groups. Without an op as well, such a stage of a rank with groups says nothing."""
     rests: bool = False
     """The main thread has not run since `since_ns`."""
 

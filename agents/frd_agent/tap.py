@@ -53,9 +53,9 @@ with torch 2.13 on CPUs, and what needs a GPU with torch 2.11:
   code walks its frames and keeps only code objects and line numbers. The GIL cannot change hands
   in between, so this thread keeps no frame alive and destroys no object of the program. A walk
   takes 5 to 30 µs, once a second, and only in a process that is no rank yet although its
-  environment has all that init_process_group reads, or in a rank whose counters rest: there one
-  for each Python thread. With the file that is 0.3 ms of processor time, 0.2 ms of them with the
-  GIL, in pieces of at most 40 µs.
+  environment has all that init_process_group reads, or in a rank whose counters rest. With the file
+  that is 0.3 ms of processor time, 0.2 ms of them with the GIL, in pieces of at most 40 µs. Where
+  Ray is, all Python threads are walked at the first two looks at them.
 - A framework's worker may run the train function in a thread and keep its exception. Once a thread
   has ended and none is left in code that uses torch, nothing trains: only then the tap looks, once,
   for exceptions among all objects, which holds the GIL for 130 ms per million objects.
@@ -830,7 +830,10 @@ def stage_in(codes: list[CodeType]) -> str:
 
 def program_thread() -> tuple[int | None, int]:
     """The main thread, or the one in which a framework runs the program: its numbers for Python and
-    for the kernel. Of the main thread of a forked process, Python may have that of its parent."""
+    for the kernel. Of the main thread of a forked process, Python may have that of its parent. All
+    threads are walked only where Ray is."""
+    if "ray" not in sys.modules:
+        return None, os.getpid()
     for ident, thread in list(threading._active.items()):  # type: ignore[attr-defined]
         for code in of_main_thread("f_code", ident=ident):
             end = _PROGRAM_THREADS.get(code.co_name)
@@ -882,9 +885,14 @@ class Stage:
         self._written_at: float | None = None
         self._claim: dict[str, Any] | None = None
         self._places: list[tuple[CodeType, int | None]] = []
-        """Of the last look."""
+        """Of this look. They are dropped before its end: else the program's last references might
+        be these, and its objects end on this thread."""
         self._ran_ns: int | None = None
         self._path = ""
+        self._threads: set[int] = set()
+        self._is_program_known = False
+        self._program: tuple[int | None, int] = (None, 0)
+        """See `program_thread`."""
 
     def look_at_rank(self) -> None:
         """The process is a rank, and its counters rest."""
@@ -894,12 +902,20 @@ class Stage:
                 return
         else:
             self._claim, self._op, self._since_ns = None, "", time.time_ns()
-        ident, task = program_thread()
+        self._find_program()
+        ident, task = self._program
         self._places = of_main_thread("f_code", "f_lineno", ident=ident)
         self._ran_ns = ran_ns(task)
         if self._places:
             self._find_op(now)
             self._write(now)
+
+    def _find_program(self) -> None:
+        """At the first two looks at the same threads: at the first, one of them may just begin."""
+        threads = set(threading._active)  # type: ignore[attr-defined]
+        if threads != self._threads or not self._is_program_known:
+            self._is_program_known, self._threads = threads == self._threads, threads
+            self._program = program_thread()
 
     def look_at_no_rank(self) -> None:
         may_be_rank = self._may_form and launch_of(self._environ, 0) is not None
@@ -928,6 +944,7 @@ class Stage:
                 self._write(now)
         elif now - self._since >= STAGE_AFTER_S:
             self._write(now)
+        self._places = []
 
     def _find_op(self, now: float) -> bool:
         """Whether it is another one than before."""
@@ -955,18 +972,21 @@ class Stage:
             "has_groups": self._has_groups,
             "exit": ended,
         }
+        self._places = []
         try:
             make_run_dir(directory)
             write_whole(directory, self.token, ".stage", json.dumps(stage))
         except OSError as error:
+            if self._claim is None:
+                raise  # the agent knows this rank
             raise _refusal(self._environ, error) from None
 
     def end(self) -> None:
         """Nothing is published any more."""
         if self._written_at is not None:
-            self._written_at = None
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
+            self._written_at = None
 
     def close(self) -> None:
         """At exit: a process that was published and never became a rank says how it ended."""
@@ -1536,11 +1556,16 @@ def write_whole(directory: str, token: str, suffix: str, text: str) -> None:
     rest = memoryview(text.encode())
     fd = os.open(temporary, flags, 0o600)
     try:
-        while rest:
-            rest = rest[os.write(fd, rest) :]
-    finally:
-        os.close(fd)
-    os.replace(temporary, os.path.join(directory, token + suffix))
+        try:
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+        finally:
+            os.close(fd)
+        os.replace(temporary, os.path.join(directory, token + suffix))
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 class Files:
@@ -1751,9 +1776,8 @@ class Tap:
     def publish_counters(self) -> None:
         at_ns, mono_ns = time.time_ns(), time.monotonic_ns()
         rows = self._counters.read()
+        self.rests, self._rows = rows == self._rows, rows
         self._files.write_counters(at_ns, mono_ns, rows)
-        self.rests = rows == self._rows
-        self._rows = rows
         numbers = self._counters.numbers(self._given)
         mine = [row for row in rows if row[0] in numbers]
         if mine != self._unserved:

@@ -381,7 +381,10 @@ class Attempt:
             ranks.gap_at[rank] = max(ranks.gap_at[rank], lost_at)
             self.gap_entries += lost
         ranks.set_status(status)
-        self.tables.unrecorded.observe_stage(status)
+        stage = status.stage
+        if stage is not None and not stage.op and not stage.where and self._pairs.has(rank):
+            stage = None  # of an agent that knows initialization only: its frames may show a wait
+        self.tables.unrecorded.observe_stage(rank, status.state, stage)
         self._observed += 1
 
     def observe_phases(self, phases: RankPhases) -> None:

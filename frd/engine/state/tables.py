@@ -338,6 +338,10 @@ class PairTable(GrowingColumns):
         self._layout = None
         return first
 
+    def has(self, rank: int) -> bool:
+        """The rank is a member of a group."""
+        return rank in self.rank[: self.count]
+
     def reset(self, rank: int) -> Int64s:
         """Forget what is known of a rank in all of its groups; returns the rows."""
         rows = np.flatnonzero(self.rank[: self.count] == rank)

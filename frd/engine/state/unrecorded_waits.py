@@ -19,7 +19,7 @@ from frd.model import (
     AlignedNs,
     NodeRawNs,
     RankState,
-    RankStatus,
+    Stage,
     UnrecordedWait,
     WaitSource,
 )
@@ -72,16 +72,14 @@ class UnrecordedWaits:
         if wait.op not in NO_WAIT and (wait.source is not WaitSource.INSPECTION or wait.op == POLL):
             self._ended.append(wait)
 
-    def observe_stage(self, status: RankStatus) -> None:
+    def observe_stage(self, rank: int, state: RankState, stage: Stage | None) -> None:
         """The stage of a rank in a status. A status without one ends the stage that was known."""
-        stage = status.stage
         if stage is not None:
             how = stage.op, stage.since_ns, stage.as_of_ns
-            wait = UnrecordedWait(status.rank, WaitSource.STAGE, *how, detail=stage.where)
-            self.observe(wait)
-        elif WaitSource.STAGE in self._by_rank.get(status.rank, ()):
-            over = self._by_rank[status.rank].pop(WaitSource.STAGE)
-            if status.state is RankState.LIVE:
+            self.observe(UnrecordedWait(rank, WaitSource.STAGE, *how, detail=stage.where))
+        elif WaitSource.STAGE in self._by_rank.get(rank, ()):
+            over = self._by_rank[rank].pop(WaitSource.STAGE)
+            if state is RankState.LIVE:
                 self._end(over)
 
     def forget(self, rank: int) -> None:

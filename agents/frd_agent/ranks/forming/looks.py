@@ -12,11 +12,14 @@ shows whether that can be: then its main thread waits for another thread.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from frd.flight.stacks.text import is_of_standard_library, stack_of
 from frd.flight.stacks.waits import Call, is_one_wait, place_of
 from frd.model import NATIVE, REST, NodeNs, NodeRawNs, Stage
+from frd_agent import tap
 from frd_agent.ranks.forming.stage_files import StageReport
+from frd_agent.ranks.tap_files import ExitFrame
 
 _MAX_TEXT = 200
 
@@ -27,6 +30,10 @@ class Looks:
     def __init__(self, to_raw: Callable[[NodeNs], NodeRawNs]) -> None:
         self._to_raw = to_raw
         self._report: StageReport | None = None
+        self._frames: tuple[ExitFrame, ...] = ()
+        self._place: Call | None = None
+        """Of these frames."""
+        self._may_be_native = False
         self._last: Call | None = None
         self._at = self._since = NodeRawNs(0)
         self._ran_ns: int | None = None
@@ -41,8 +48,7 @@ class Looks:
             self.stage = self._with(report, waits_for_thread)
 
     def _with(self, report: StageReport, waits_for_thread: Callable[[], bool]) -> Stage | None:
-        stack = stack_of(report.frames, report.ran_ns)
-        place = place_of(stack)
+        place = self._place_of(report)
         at = max(self._to_raw(report.as_of_ns), self._at)
         if report.op:
             where = place.where[:_MAX_TEXT] if place is not None else ""
@@ -57,9 +63,24 @@ class Looks:
         self._at = at
         rests = goes_on and place.ran_ns is not None and place.ran_ns == self._ran_ns
         op = place.op or (REST if goes_on else "")
-        is_native = op == REST and not is_of_standard_library(stack.main[0])
-        op = NATIVE if is_native and waits_for_thread() else op
+        op = NATIVE if op == REST and self._may_be_native and waits_for_thread() else op
         return Stage(op, self._since, at, place.where[:_MAX_TEXT], rests)
+
+    def _place_of(self, report: StageReport) -> Call | None:
+        """Of a rank at rest all looks show the same frames, which are read once. No more of them is
+        read than a tap writes: any process may write such a file."""
+        if report.frames != self._frames:
+            frames = [
+                (file[-tap.MAX_TEXT :], line, name[: tap.MAX_TEXT])
+                for file, line, name in report.frames[: tap.MAX_FRAMES]
+            ]
+            stack = stack_of(frames, 0)
+            self._frames, self._place = report.frames, place_of(stack)
+            self._may_be_native = not any(map(is_of_standard_library, stack.main[:1]))
+        place = self._place
+        if place is None or place.ran_ns is None:
+            return place
+        return replace(place, ran_ns=report.ran_ns)
 
 
 def is_news(before: Stage | None, now: Stage | None) -> bool:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from frd.flight.stacks import waits
+from frd.flight.stacks.text import ProcessStack
+from frd.flight.stacks.waits import Call
 from frd.model import DEVICE, IDLE, NATIVE, POLL, REST, NodeNs, NodeRawNs, Stage
+from frd_agent.ranks.forming import looks
 from frd_agent.ranks.forming.looks import Looks, is_news
 from frd_agent.ranks.forming.stage_files import StageReport
 from frd_agent.ranks.tap_files import ExitFrame
@@ -136,6 +140,34 @@ def test_hostile_names() -> None:
     seen = Rank().look("/job/\x1b[2J.py step")
     assert seen is not None
     assert seen.where == "?[2J.py:8 in step"
+
+
+def test_frames_that_are_the_same_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks of a node rest for hours, and every second each is looked at."""
+    read = []
+
+    def place(stack: ProcessStack) -> Call | None:
+        read.append(stack)
+        return waits.place_of(stack)
+
+    monkeypatch.setattr(looks, "place_of", place)
+    rank, call = Rank(), (f"{C10D} recv", *OWN)
+    for frames, ran_ns in ((OWN, 7), (OWN, 9), (OWN, 9), (call, 9), (OWN, 9)):
+        rank.look(*frames, ran_ns=ran_ns)
+    assert len(read) == 3
+    assert times(rank.look(*OWN, ran_ns=10)) == [("", 106, 106, False)]
+
+
+def test_no_more_is_read_than_a_tap_writes() -> None:
+    """Another program's file has 200 frames with long paths above that of the program; a tap would
+    have cut it."""
+    deep = [f"{'/torch/' * 500}{SITE}/torch/nn/modules/module.py forward"] * 200
+    seen = Rank().look(*deep, *OWN)
+    assert seen is not None
+    assert seen.where == ""
+    seen = Rank().look(*deep[:63], *OWN)
+    assert seen is not None
+    assert seen.where == "train.py:8 in step"
 
 
 def test_a_stage_that_was_taken_already() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, SimpleNamespace
@@ -251,8 +252,67 @@ def test_a_process_that_was_published_before_it_was_a_rank(process: Process) -> 
     assert not process.is_published()
 
 
-def test_the_thread_that_runs_the_program() -> None:
-    """Ray runs it in a thread; the processor time of that is what counts."""
+def test_a_stage_that_cannot_be_removed(process: Process) -> None:
+    """It is tried again: the rank moves, and its file must not say that it rests."""
+    stage = process.stage()
+    stage.look_at_rank()
+    (path,) = process.run_dir.iterdir()
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(OSError, match=path.name):
+        stage.end()
+    path.rmdir()
+    path.touch()
+    stage.end()
+    assert not process.is_published()
+
+
+def test_a_look_that_cannot_be_written(process: Process, tmp_path: Path) -> None:
+    """The agent watches this rank; of a process on its way to be one it knows nothing, so word is
+    left for it. Nothing else stays in the directory."""
+    process.run_dir = tmp_path / "run"
+    process.environ["FRD_RUN_DIR"] = str(process.run_dir)
+    stage = process.stage()
+    stage.look_at_rank()
+    (path,) = process.run_dir.iterdir()
+    path.unlink()
+    path.mkdir()
+    process.now_s += tap.LOOK_EVERY_S
+    with pytest.raises(IsADirectoryError):
+        stage.look_at_rank()
+    assert [one.name for one in process.run_dir.iterdir()] == [path.name]
+    process.run_dir.chmod(0o777)
+    process.now_s += tap.LOOK_EVERY_S
+    with pytest.raises(PermissionError):
+        stage.look_at_rank()
+    assert not list(tmp_path.glob("refused.*"))
+    stage = process.stage()
+    process.now_s += 5
+    with pytest.raises(PermissionError):
+        stage.look_at_no_rank()
+    assert list(tmp_path.glob("refused.*"))
+
+
+@pytest.mark.parametrize("is_rank", [True, False])
+def test_no_code_of_the_program_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_rank: bool
+) -> None:
+    """A function that is deleted after a look ends on the program's own thread, not at the next
+    look of the tap."""
+    process = Process(tmp_path, monkeypatch)
+    stage = process.stage()
+    process.now_s += 5
+    for _ in range(2):  # written, and not due again
+        process.codes = [code("cell", "notebook.py")]
+        kept = weakref.ref(process.codes[0])
+        (stage.look_at_rank if is_rank else stage.look_at_no_rank)()
+        process.codes = []
+        assert kept() is None
+
+
+def test_the_thread_that_runs_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray runs it in a thread; the processor time of that is what counts. Without Ray no thread
+    but the main one is walked."""
     done, began = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -265,6 +325,8 @@ def test_the_thread_that_runs_the_program() -> None:
     thread.start()
     try:
         began.wait()
+        assert tap.program_thread() == (None, os.getpid())
+        monkeypatch.setitem(sys.modules, "ray", tap)
         ident, task = tap.program_thread()
         assert (ident, task) == (thread.ident, thread.native_id)
         assert 0 < (tap.ran_ns(task) or 0) < 10**9
@@ -272,6 +334,38 @@ def test_the_thread_that_runs_the_program() -> None:
         done.set()
         thread.join()
     assert tap.ran_ns(0) is None
+
+
+def test_how_often_the_thread_of_the_program_is_looked_for(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To walk all threads takes long where there are hundreds: it is done at the first two looks at
+    the same threads."""
+    found = []
+
+    def find() -> tuple[int | None, int]:
+        found.append(process.now_s)
+        return None, os.getpid()
+
+    monkeypatch.setattr(tap, "program_thread", find)
+    stage = process.stage()
+
+    def look(times: int) -> int:
+        before = len(found)
+        for _ in range(times):
+            process.now_s += tap.LOOK_EVERY_S
+            stage.look_at_rank()
+        return len(found) - before
+
+    assert look(5) == 2
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        assert look(5) == 2
+    finally:
+        done.set()
+        thread.join()
 
 
 @pytest.mark.parametrize("why", ["launcher", "forked", "no local rank", "no stack"])

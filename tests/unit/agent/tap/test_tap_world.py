@@ -404,6 +404,23 @@ def test_a_rank_with_a_server_writes_no_dumps(
     assert not recorder.dumps
 
 
+def test_rest_where_nothing_can_be_written(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank rests, then its disk is full, and it moves: it is no longer taken to rest."""
+    recorder = Recorder()
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", recorder)
+    rank = tap.Tap(SimpleNamespace(_world=world), {"FRD_RUN_DIR": str(tmp_path)}, TOKEN)
+    rank.publish_counters()
+    rank.publish_counters()
+    assert rank.rests
+    monkeypatch.setattr(rank._files, "write_counters", full)
+    for recorder.enqueued, rests in ((6, False), (6, True), (7, False)):
+        with pytest.raises(OSError, match="no space"):
+            rank.publish_counters()
+        assert rank.rests is rests
+
+
 class OldServer(Recorder):
     """Torch 2.9: the worker server gives NCCL's recorder, and only Python gives Gloo's."""
 

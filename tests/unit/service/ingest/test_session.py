@@ -533,6 +533,25 @@ def test_a_stage_reaches_the_engine_and_ends(service: Service, stream: Stream) -
     assert service.rank(3).waiting_in == ""
 
 
+def test_a_stage_without_op_and_line_of_a_rank_with_groups(
+    service: Service, stream: Stream
+) -> None:
+    """A new tap publishes where a rank rests, and an agent of earlier times sends of that only that
+    no group is made: no evidence, for the rank may be in recv. It ends the stage before it."""
+    attempt, since = service.engine.known(KEY), stream.ago(9)
+    assert attempt is not None
+    for after_s, op, where, known in [
+        (1, "new_group", "", ["new_group"]),
+        (2, "", "", []),
+        (3, "", "train.py:8 in step", [""]),
+    ]:
+        at = NodeNs(since + after_s * S)
+        stage = Stage(op, since, at, where)
+        stream.send(Statuses((RankStatus(1, RankState.LIVE, since, as_of_ns=at, stage=stage),)))
+        waits = attempt.snapshot(AlignedNs(service.now)).unrecorded.get(3, ())
+        assert [wait.op for wait in waits] == known
+
+
 def test_a_process_that_becomes_a_rank_stays_the_same_rank(
     service: Service, stream: Stream
 ) -> None:
