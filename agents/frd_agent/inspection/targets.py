@@ -8,7 +8,7 @@ the object may have changed.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +31,6 @@ from frd_agent.inspection.reading.locks import (
     LockRow,
     lock_holder,
     read_locks,
-    shown_by,
 )
 from frd_agent.inspection.reading.memory import (
     Helper,
@@ -127,15 +126,6 @@ class Target:
         links = tuple([one.file.link or f"fd {one.file.fd}" for one in self.objects])
         parts = (links, self.path, self.child, self.is_private, self.shared)
         return (self.call.name, *parts)
-
-
-@dataclass(frozen=True, slots=True)
-class HeldLock:
-    """A file that a process has locked."""
-
-    pid: int
-    path: str
-    mount: Mount | None
 
 
 class Resolver:
@@ -333,17 +323,6 @@ class Resolver:
         return replace(
             target, objects=(Object(file),), path=file.link, mount=file.mount, holder=holder
         )
-
-    def locked_by(self, pids: Collection[int], may_read: Callable[[int], bool]) -> set[HeldLock]:
-        """The files that these processes have locked, so that no other process can."""
-        found = set()
-        for row in self._locks:
-            if not row.excludes or row.pid not in pids or not may_read(row.pid):
-                continue
-            if (fd := shown_by(row, self._proc)) is not None:
-                file = open_file(row.pid, fd, self._mounts_of(row.pid), self._proc)
-                found.add(HeldLock(row.pid, file.link, file.mount))
-        return found
 
     @cached_property
     def _locks(self) -> Sequence[LockRow]:

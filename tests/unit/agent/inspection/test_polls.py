@@ -36,10 +36,11 @@ LOOKS = """
     while not os.path.exists(sys.argv[1]):
         {}
 """
-ON_READ = """
+OTHERWISE = """
     import fcntl, sys, time
-    file = open(sys.argv[1], "a+")
-    fcntl.lockf(file, fcntl.LOCK_SH)
+    files = [open(path, "a+") for path in sys.argv[1:]]
+    fcntl.flock(files[0], fcntl.LOCK_SH)
+    fcntl.lockf(files[1], fcntl.LOCK_EX)
     print("ready", flush=True)
     time.sleep(300)
 """
@@ -50,11 +51,11 @@ POLLING = "its main thread has been polling (asleep in {}(), awake again and aga
 def test_a_lock_of_the_package_filelock(tmp_path: Path) -> None:
     """It never blocks, and has the file open for moments. Rank 3 is the only other rank that has
     locked a file, so it is likely that file; a lock for reading, which others may have too, does
-    not count."""
+    not count, nor does one of a database."""
     path = tmp_path / "squad.lock"
     with (
         suspect(HOLDS, path) as other,
-        suspect(ON_READ, tmp_path / "index") as reader,
+        suspect(OTHERWISE, tmp_path / "index", tmp_path / "database") as reader,
         suspect(WAITS, path) as rank,
     ):
         inspection = Inspection(rank.pid, {rank.pid: 0, other.pid: 3, reader.pid: 4})
