@@ -13,8 +13,9 @@ from typing import Final
 from frd.model import Certainty, Holder, NodeRawNs, WaitKind, WaitsFor
 from frd.wire.waits import WaitReport
 from frd_agent.inspection.reading.files import Mount, printable
+from frd_agent.inspection.reading.locks import HeldLock
 from frd_agent.inspection.syscalls import Class
-from frd_agent.inspection.targets import HeldLock, Object, Target
+from frd_agent.inspection.targets import Object, Target
 from frd_agent.inspection.tracking import Wait
 
 LOADER: Final = "pt_data_worker"

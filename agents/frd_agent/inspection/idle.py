@@ -3,7 +3,8 @@
 A rank waits for a request if nothing but a request can end its call, as far as /proc proves that:
 
 - in `accept`, or in a read or poll of connections that came to a port on which a socket listens. A
-  connection that the rank made itself brings a reply, which is no request;
+  connection that the rank made itself brings a reply, which is no request. What is at the other end
+  of one from elsewhere is not known: it counts only if the rank waits for new connections as well;
 - in a read of a terminal;
 - in a read of a pipe without a path that a process above it holds, as `multiprocessing.Queue` is.
 
@@ -12,9 +13,11 @@ If a process of another rank is at the other end, it may wait for that rank, and
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from frd_agent.inspection.claims import RankView
+from frd_agent.inspection.reading.sockets import inode_of
 from frd_agent.inspection.syscalls import POLLS, Class
 from frd_agent.inspection.targets import Object
 
@@ -71,27 +74,32 @@ def awaits_request(view: RankView) -> bool:
     """Whether the main thread of the rank waits for a request, and for nothing else."""
     wait = view.processes[view.pid].main
     target = wait.target
-    if target is None or target.problem or not wait.is_at_rest:
+    if target is None or target.problem or target.is_cut or not wait.is_at_rest:
         return False
     if target.call.kind not in (*_READS, Class.ACCEPT):
         return False
     # An event loop also watches what its own threads wake it by.
-    others = [one for one in target.objects if not _is_own(one)]
-    return bool(others) and all(_brings_request(view, one) for one in others)
+    inodes = {inode_of(one.file.link) for one in target.objects}
+    others = [one for one in target.objects if not _is_own(one, inodes)]
+    is_server = any(one.peer is not None and one.peer.is_listening for one in others)
+    return bool(others) and all(_brings_request(view, one, is_server) for one in others)
 
 
-def _is_own(one: Object) -> bool:
-    return one.file.link == _EVENTS or (one.is_shared and not one.ends)
+def _is_own(one: Object, inodes: Collection[int]) -> bool:
+    """A program that waits for both of two sockets has not made them to wake itself."""
+    is_pair = one.is_shared and not one.ends and not (one.pair and one.pair in inodes)
+    return one.file.link == _EVENTS or is_pair
 
 
-def _brings_request(view: RankView, one: Object) -> bool:
+def _brings_request(view: RankView, one: Object, is_server: bool) -> bool:
     ends = {end.pid for end in one.ends} - {*view.family}
     if one.writes or any(view.holder(pid).rank is not None for pid in ends):
         return False
     if one.file.special == "pipe":
         return bool(ends & view.above)
     if one.peer is not None:
-        return one.peer.is_listening or one.peer.is_own or one.peer.is_served
+        is_known = bool(one.ends) or is_server
+        return one.peer.is_listening or one.peer.is_own or (one.peer.is_served and is_known)
     return one.file.link.startswith(_TERMINALS)
 
 

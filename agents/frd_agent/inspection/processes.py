@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from frd.model import Holder
+from frd_agent.inspection.reading.locks import NodeLocks
 from frd_agent.inspection.reading.threads import comm
 from frd_agent.proc import PROC, Stat, by_parent, descendants, read_all
 
@@ -27,12 +28,15 @@ class Processes:
 
     def __init__(self, proc: Path = PROC) -> None:
         self._proc = proc
+        self.locks = NodeLocks(proc)
+        """As of the last `look`."""
         self._stats: dict[int, Stat] = {}
         self._children: dict[int, list[int]] = {}
         self._scan_at_s = 0.0
 
     def look(self, now_s: float) -> None:
-        """Read the tree again, when that is due."""
+        """Read the tree again, when that is due. Call it once for each round of samples."""
+        self.locks.forget()
         if now_s < self._scan_at_s:
             return
         began = time.thread_time()

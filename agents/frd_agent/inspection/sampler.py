@@ -13,6 +13,7 @@ from frd.model import Holder, NodeRawNs
 from frd.wire.waits import WaitReport
 from frd_agent.inspection.claims import UNKNOWN, ProcessView, RankView
 from frd_agent.inspection.processes import Processes, RankOf
+from frd_agent.inspection.reading.locks import HeldLock
 from frd_agent.inspection.reading.memory import Helper
 from frd_agent.inspection.reading.rights import missing_right
 from frd_agent.inspection.reading.threads import (
@@ -22,7 +23,7 @@ from frd_agent.inspection.reading.threads import (
     has_object,
     read_process,
 )
-from frd_agent.inspection.targets import HeldLock, Resolver, Target
+from frd_agent.inspection.targets import Resolver, Target
 from frd_agent.inspection.traces.followed import Traces
 from frd_agent.inspection.traces.witness import Witness
 from frd_agent.inspection.tracking import Tracker, Wait
@@ -79,7 +80,7 @@ class RankSampler:
         if self._pid not in views:
             return UNKNOWN
         is_asleep = views[self._pid].main.is_asleep
-        locked = self._locked_for_long(resolver, rank_of) if is_asleep else []
+        locked = self._locked_for_long(rank_of) if is_asleep else []
         held = _holders(views.values(), locked)
         self._outside = tuple([pid for pid in held if pid not in family][:_MAX_HOLDERS])
         is_denied = not views[self._pid].main.is_readable
@@ -123,11 +124,13 @@ class RankSampler:
             for pid in self._processes.family(rank, [one for one in rank_of if one != rank])
         ]
 
-    def _locked_for_long(self, resolver: Resolver, rank_of: RankOf) -> list[HeldLock]:
+    def _locked_for_long(self, rank_of: RankOf) -> list[HeldLock]:
         """What other ranks of the job have locked at this sample and at the last one."""
         ranks = [pid for pid, rank in rank_of.items() if pid != self._pid and rank is not None]
-        others = {*self._below(ranks, rank_of)}
-        before, self._locked = self._locked, resolver.locked_by(others, self._may_read)
+        locks = self._processes.locks
+        others = locks.holders.keys() & {*self._below(ranks, rank_of)}
+        held = [locks.held(pid) for pid in others if self._may_read(pid)]
+        before, self._locked = self._locked, set[HeldLock]().union(*held)
         return sorted(self._locked & before, key=lambda lock: (lock.pid, lock.path))
 
     def _who(self, pids: Iterable[int], rank_of: RankOf) -> dict[int, Holder]:

@@ -8,7 +8,7 @@ the object may have changed.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +31,6 @@ from frd_agent.inspection.reading.locks import (
     LockRow,
     lock_holder,
     read_locks,
-    shown_by,
 )
 from frd_agent.inspection.reading.memory import (
     Helper,
@@ -89,6 +88,8 @@ class Object:
     """The process waits to be able to write; of other calls than polls, the call says it."""
     is_shared: bool = False
     """The process that waits holds the other end, too; of a socket, as it seems."""
+    pair: int = 0
+    """The inode of that end of a socket."""
     is_guess: bool = False
     """Who holds the other end is not certain."""
 
@@ -99,6 +100,8 @@ class Target:
 
     call: Syscall
     objects: tuple[Object, ...] = ()
+    is_cut: bool = False
+    """A poll has more of them."""
     path: str = ""
     mount: Mount | None = None
     """Of `path`."""
@@ -127,15 +130,6 @@ class Target:
         links = tuple([one.file.link or f"fd {one.file.fd}" for one in self.objects])
         parts = (links, self.path, self.child, self.is_private, self.shared)
         return (self.call.name, *parts)
-
-
-@dataclass(frozen=True, slots=True)
-class HeldLock:
-    """A file that a process has locked."""
-
-    pid: int
-    path: str
-    mount: Mount | None
 
 
 class Resolver:
@@ -180,7 +174,8 @@ class Resolver:
             case Class.POLL | Class.SELECT | Class.EPOLL:
                 fds, problem = self._polled(pid, known, call)
                 found = tuple([self._object(pid, tid, known, *one) for one in fds[:_MAX_OBJECTS]])
-                return replace(target, objects=found, problem=problem)
+                is_cut = len(fds) > _MAX_OBJECTS
+                return replace(target, objects=found, is_cut=is_cut, problem=problem)
             case _ if known.name == SENDFILE:
                 return self._sendfile(target, pid, tid, call)
             case _ if known.fd is not None:
@@ -285,13 +280,18 @@ class Resolver:
         peer = self._sockets[pid].peer_of(inode)
         if peer is not None and peer.inode:
             return Object(file, self._ends(f"socket:[{peer.inode}]", pid), peer)
-        if peer is not None and peer.is_unix and not peer.address:
+        if peer is not None and _is_unnamed(peer):
             # The ends of a socket pair mostly get successive inodes; so do other sockets.
-            pairs = [self._own.ends(f"socket:[{other}]") for other in (inode + 1, inode - 1)]
-            for held in pairs:
+            pairs = {
+                other: self._own.ends(f"socket:[{other}]")
+                for other in (inode + 1, inode - 1)
+                if _is_unnamed(self._sockets[pid].peer_of(other))
+            }
+            for held in pairs.values():
                 if ends := tuple([end for end in held if end.pid != pid]):
                     return Object(file, ends, peer, is_guess=True)
-            return Object(file, peer=peer, is_shared=any(pairs))
+            pair = next((other for other, held in pairs.items() if held), 0)
+            return Object(file, peer=peer, is_shared=pair > 0, pair=pair)
         return Object(file, peer=peer)
 
     def _ends(self, target: str, but: int) -> tuple[End, ...]:
@@ -334,20 +334,14 @@ class Resolver:
             target, objects=(Object(file),), path=file.link, mount=file.mount, holder=holder
         )
 
-    def locked_by(self, pids: Collection[int], may_read: Callable[[int], bool]) -> set[HeldLock]:
-        """The files that these processes have locked, so that no other process can."""
-        found = set()
-        for row in self._locks:
-            if not row.excludes or row.pid not in pids or not may_read(row.pid):
-                continue
-            if (fd := shown_by(row, self._proc)) is not None:
-                file = open_file(row.pid, fd, self._mounts_of(row.pid), self._proc)
-                found.add(HeldLock(row.pid, file.link, file.mount))
-        return found
-
     @cached_property
     def _locks(self) -> Sequence[LockRow]:
         return read_locks(self._proc)
+
+
+def _is_unnamed(peer: Peer | None) -> bool:
+    """As both ends of a socket pair are."""
+    return peer is not None and peer.is_unix and not (peer.address or peer.is_listening)
 
 
 def _signed(value: int) -> int:

@@ -2,8 +2,7 @@
 
 A thread that has not run between two samples is in the same call. One that has run, and then waits
 for the same object again, is in the same wait: a poll with a timeout, or a read in pieces. A claim
-needs `ENOUGH` samples in a row. Of a thread that polls, some samples in between may show what it
-does while it is awake.
+needs `ENOUGH` samples in a row. Of a thread that polls, some samples in between may show it awake.
 """
 
 from __future__ import annotations
@@ -27,9 +26,12 @@ _AT_REST: Final = 0.1
 """Cores that a thread may use which does nothing else than look for something."""
 _AGAIN: Final = 2
 """A thread polls once it has come out of its call so often: a signal wakes one that sleeps, too."""
+_OFTEN_PER_S: Final = 0.15
+"""And so often: a few signals prove no poll for the rest of a long sleep."""
 _AWAY: Final = 2
-"""Samples in a row that a poll may miss: on a machine with too few cores a thread that wakes waits
-for one, and is seen running for longer than it runs."""
+"""Samples in a row that may show a thread that polls running: on a machine with too few cores it
+waits for one when it wakes, and is seen running for longer than it runs. One may show it in the
+call with which it looks."""
 _WINDOW: Final = 4
 """Samples over which processor time is measured."""
 _REFRESH: Final = 3
@@ -84,7 +86,8 @@ class Wait:
     @property
     def polls(self) -> bool:
         """It is asleep, wakes again and again, and goes back to sleep."""
-        return self.is_asleep and self.is_at_rest and self.wakes >= _AGAIN
+        is_again = self.wakes >= _AGAIN and self.wakes_per_s >= _OFTEN_PER_S
+        return self.is_asleep and self.is_at_rest and is_again
 
 
 @dataclass(slots=True)
@@ -121,7 +124,7 @@ class Tracker:
             past = None
         ran = past is None or _ran(past.sample, sample)
         is_old = past is not None and past.age >= _REFRESH and past.wait.target is not None
-        if past is None or ran or is_old:
+        if past is None or ran or is_old or past.away:  # then the last call is not that of `wait`
             target, name = resolve()
             age = 0
         else:
@@ -133,7 +136,7 @@ class Tracker:
         window = past.window if past is not None else deque(maxlen=_WINDOW)
         window.append((now_ns, sample.cpu_ticks))
         cores = _cores(window)
-        if past is not None and not is_same and past.wait.polls and past.away < _AWAY:
+        if past is not None and not is_same and past.wait.polls and _looks(past, sample):
             past.sample, past.away = sample, past.away + 1
             return replace(past.wait, cores=cores)
         was = past.wait if past is not None and is_same else None
@@ -178,6 +181,14 @@ def _ran(before: ThreadSample, after: ThreadSample) -> bool:
         after.cpu_ticks,
         after.state,
     )
+
+
+def _looks(past: _Past, sample: ThreadSample) -> bool:
+    """A thread that polls is awake for a moment. A call that blocks ends the poll, as a signal that
+    stops the thread does."""
+    if not sample.is_readable or sample.state in "TtZX" or past.away >= _AWAY:
+        return False
+    return sample.call is None or past.away == 0 or past.sample.call is None
 
 
 def _condition(state: str, target: Target | None, is_readable: bool) -> tuple[object, ...]:

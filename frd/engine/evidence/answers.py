@@ -308,7 +308,7 @@ class Answers:
         op, detail = _seen_in(answer, report)
         shown = self._sightings.get(rank)
         # That another rank has some lock means nothing to a rank that polls for something else.
-        is_for_lock = op == LOCK or (op == POLL and shown is not None and shown.call.op == POLL)
+        is_for_lock = op == LOCK or (op == POLL and shown is not None and shown.call.is_for_lock)
         holder = _other_holder(rank, report) if is_for_lock else None
         peers = () if holder is None or holder.rank is None else (holder.rank,)
         if op in (LOCK, POLL, NATIVE):

@@ -28,6 +28,7 @@ from frd.flight.stacks.text import (
 from frd.model import DEVICE, IDLE, POLL
 
 _C10D: Final = "torch/distributed/distributed_c10d.py"
+_FILE_LOCK: Final = "filelock/_api.py"
 _C10D_CALLS: Final = {
     "init_process_group": "init_process_group",
     "new_group": "new_group",
@@ -47,6 +48,9 @@ _C10D_CALLS: Final = {
 }
 _STORE: Final = "store"
 _ANY: Final = ""
+_RECEIVES: Final = (
+    *("recv", "recv_json", "recv_multipart", "recv_pyobj", "recv_serialized", "recv_string"),
+)
 _PLACES: Final[Mapping[str, Mapping[str, str]]] = {
     _C10D: _C10D_CALLS,
     "torch/distributed/elastic/utils/store.py": {_ANY: _STORE},
@@ -57,7 +61,20 @@ _PLACES: Final[Mapping[str, Mapping[str, str]]] = {
     "torch/xpu/__init__.py": {"synchronize": DEVICE},
     "torch/xpu/streams.py": {"synchronize": DEVICE},
     "torch/utils/file_baton.py": {"wait": POLL},
-    "filelock/_api.py": {"acquire": POLL},
+    _FILE_LOCK: {"acquire": POLL},
+    "uvloop/__init__.py": {"run": IDLE},
+    "zmq/sugar/poll.py": {"poll": IDLE},
+    "zmq/sugar/socket.py": dict.fromkeys(("poll", *_RECEIVES), IDLE),
+    "grpc/_server.py": {"wait_for_termination": IDLE},
+    "ray/_private/worker.py": {"main_loop": IDLE},
+    "vllm/distributed/device_communicators/shm_broadcast.py": {
+        "acquire_read": IDLE,
+        "dequeue": IDLE,
+    },
+}
+"""By the end of a file's path, its functions (`_ANY`: all of them), each with the op of the wait;
+of an event loop its own functions, for a coroutine that runs has frames above them."""
+_STANDARD: Final[Mapping[str, Mapping[str, str]]] = {
     "socket.py": {"accept": IDLE},
     "socketserver.py": {"serve_forever": IDLE},
     "multiprocessing/connection.py": {"accept": IDLE},
@@ -65,17 +82,10 @@ _PLACES: Final[Mapping[str, Mapping[str, str]]] = {
     "queue.py": {"get": IDLE},
     "asyncio/base_events.py": {_ANY: IDLE},
     "asyncio/runners.py": {"run": IDLE},  # of a loop in C, such as uvloop
-    "uvloop/__init__.py": {"run": IDLE},
     "code.py": {"raw_input": IDLE},
-    "zmq/sugar/poll.py": {"poll": IDLE},
-    "zmq/sugar/socket.py": {_ANY: IDLE},
-    "grpc/_server.py": {"wait_for_termination": IDLE},
-    "ray/_private/worker.py": {"main_loop": IDLE},
-    "vllm/distributed/device_communicators/shm_broadcast.py": {_ANY: IDLE},
 }
-"""By the end of a file's path, its functions (`_ANY`: all of them), each with the op of the wait;
-of an event loop its own functions, for a coroutine that runs has frames above them."""
-_PACKAGES: Final = re.compile(r"/(?:filelock|zmq|grpc|uvloop)/")
+"""The same in the standard library: other packages have files of these names, too."""
+_PACKAGES: Final = re.compile(r"/(?:site|dist)-packages/(?:filelock|zmq|grpc|uvloop)/")
 """Their frames above a place are those of the call."""
 _DATA: Final = "torch/utils/data/"
 _LITTLE: Final = 0.05
@@ -98,6 +108,11 @@ class Call:
     ran_ns: int | None
     """Processor time that the main thread has used, if it used none while the stack was read. None
     also in a collective that leaves an entry: that it rests there says nothing new."""
+    lines: tuple[str, ...] = ()
+    """The numbers of all lines of the user, innermost first: another step may come to the call by
+    another way."""
+    is_for_lock: bool = False
+    """It polls for the lock of a file, which the kernel knows."""
 
 
 def call_of(text: str) -> Call | None:
@@ -116,15 +131,18 @@ def place_of(process: ProcessStack) -> Call | None:
     """What the main thread is in; None if it is not known, or has left the program."""
     if not process.main or process.has_left:
         return None
-    own = process.own[0]
-    call = Call(_op(process), "" if is_machinery(own) else str(own), process.ran_ns)
+    own = process.own
+    op, where = _op(process), "" if is_machinery(own[0]) else str(own[0])
+    lines = tuple([frame.line for frame in own])
+    is_for_lock = op == POLL and any(frame.file.endswith(_FILE_LOCK) for frame in process.main)
+    call = Call(op, where, process.ran_ns, lines, is_for_lock)
     is_recorded = not call.op and any(map(_is_of_c10d, _inside(process)))
     return replace(call, ran_ns=None) if is_recorded else call
 
 
 def is_one_wait(before: Call, after: Call, passed_ns: int) -> bool:
     """Two looks at a rank, `passed_ns` apart, show it in the same wait, or at the same rest."""
-    if (before.op, before.where) != (after.op, after.where):
+    if (before.op, before.where, before.lines) != (after.op, after.where, after.lines):
         return False
     if after.op in (DEVICE, IDLE):
         return True
@@ -168,7 +186,8 @@ def _op(process: ProcessStack) -> str:
 
 
 def _op_of(frame: StackFrame) -> str:
-    for file, functions in _PLACES.items():
+    places = _STANDARD if is_of_standard_library(frame) else _PLACES
+    for file, functions in places.items():
         if frame.file.endswith(file) and frame.file[-len(file) - 1 : -len(file)] in ("", "/"):
             return functions.get(frame.name) or functions.get(_ANY, "")
     return ""
@@ -180,4 +199,4 @@ def _is_of_c10d(frame: StackFrame) -> bool:
 
 def _gives_data(frame: StackFrame) -> bool:
     """A loader waits for data, whatever it waits in."""
-    return _DATA in frame.file or frame.name == "__next__"
+    return _DATA in frame.file or frame.name in ("__iter__", "__next__")

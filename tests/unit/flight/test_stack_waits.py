@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from frd.flight.stacks.places import activity_of
 from frd.flight.stacks.text import RESTED
-from frd.flight.stacks.waits import Call, call_of, elsewhere_of, has_stack, native_line
+from frd.flight.stacks.waits import (
+    Call,
+    call_of,
+    elsewhere_of,
+    has_stack,
+    is_one_wait,
+    native_line,
+)
 from frd.model import DEVICE, IDLE, POLL
 from tests.unit.flight.test_stack_places import recorded
 
@@ -89,7 +97,7 @@ def test_a_group_that_another_call_makes() -> None:
     """The innermost call counts: new_subgroups makes its groups one by one."""
     frames = ("_store_based_barrier", "_new_group_with_tag", "new_group", "new_subgroups")
     said = text(*(f"{C10D}/distributed_c10d.py {name}" for name in frames), "/job/train.py main")
-    assert call_of(said) == Call("new_group", "train.py:8 in main", None)
+    assert call_of(said) == Call("new_group", "train.py:8 in main", None, ("8",))
 
 
 @pytest.mark.parametrize(
@@ -107,6 +115,7 @@ def test_the_rendezvous(outer: str, op: str) -> None:
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
 LIB = "/usr/lib/python3.11"
 SITE = "/opt/venv/lib/python3.11/site-packages"
+SHM_BROADCAST = f"{SITE}/vllm/distributed/device_communicators/shm_broadcast.py"
 KNOWN = {
     "a device": (DEVICE, f"{TORCH}/cuda/__init__.py synchronize"),
     "an event": (DEVICE, f"{TORCH}/cuda/streams.py synchronize"),
@@ -127,6 +136,15 @@ KNOWN = {
         *(f"{LIB}/threading.py wait", f"{SITE}/grpc/_common.py _wait_once"),
         *(f"{SITE}/grpc/_common.py wait", f"{SITE}/grpc/_server.py wait_for_termination"),
     ),
+    "a queue of ZeroMQ": (
+        IDLE,
+        *(f"{SITE}/zmq/sugar/socket.py recv_multipart", f"{SITE}/zmq/sugar/socket.py recv_pyobj"),
+    ),
+    "a queue of vLLM": (
+        IDLE,
+        *(f"{LIB}/contextlib.py __enter__", f"{SHM_BROADCAST} acquire_read"),
+        f"{SHM_BROADCAST} dequeue",
+    ),
     "an actor": (IDLE, f"{SITE}/ray/_private/worker.py main_loop"),
 }
 """Places outside of torch.distributed, each with the op of the wait; innermost frames first."""
@@ -136,7 +154,9 @@ KNOWN = {
 def test_a_wait_outside_of_torch_distributed(case: str) -> None:
     """For a device, a lock for which the rank looks again and again, or a request."""
     op, *frames = KNOWN[case]
-    assert call_of(text(*frames, "/job/train.py step")) == Call(op, "train.py:8 in step", None)
+    lock = any("filelock" in frame for frame in frames)
+    expected = Call(op, "train.py:8 in step", None, ("8",), lock)
+    assert call_of(text(*frames, "/job/train.py step")) == expected
 
 
 @pytest.mark.parametrize(
@@ -149,8 +169,12 @@ def test_a_wait_outside_of_torch_distributed(case: str) -> None:
         ("/job/hook.py f", f"{LIB}/asyncio/events.py _run", f"{LIB}/asyncio/base_events.py _run"),
         ("/job/hook.py f", f"{TORCH}/cuda/__init__.py synchronize"),
         (f"{SITE}/numpy/core.py dot", f"{SITE}/filelock/_api.py acquire"),
+        (f"{LIB}/threading.py wait", f"{LIB}/queue.py get", "/job/loader.py __iter__"),
         ("/job/mysocket.py accept",),
-        ("/job/queue.py put",),
+        ("/job/queue.py get",),
+        (f"{SITE}/zmq/sugar/socket.py send_multipart",),
+        (f"{SHM_BROADCAST} acquire_write", f"{SHM_BROADCAST} enqueue"),
+        ("/job/grpc/call.py f", f"{LIB}/asyncio/events.py _run", f"{LIB}/asyncio/runners.py run"),
     ],
 )
 def test_no_such_wait(frames: tuple[str, ...]) -> None:
@@ -162,13 +186,25 @@ def test_no_such_wait(frames: tuple[str, ...]) -> None:
     assert elsewhere.op == ""
 
 
+def test_two_ways_to_a_device() -> None:
+    """One helper waits for the device: two lines that call it are two steps of the program."""
+    said = text(f"{TORCH}/cuda/__init__.py synchronize", "/job/helper.py wait", "/job/a.py step")
+    one, other = call_of(said), call_of(said.replace('a.py", line 8', 'a.py", line 9'))
+    assert one is not None
+    assert other is not None
+    assert one.where == other.where
+    assert is_one_wait(one, one, 1)
+    assert not is_one_wait(one, other, 1)
+
+
 def test_a_line_of_the_program() -> None:
     """Without a known call, what counts is the line and whether the main thread has run; in a
     collective, its entry says more. An interpreter that ends is nowhere."""
     rested = f"{RESTED}4211 ns\n"
-    assert elsewhere_of(rested + text("/job/train.py step")) == Call("", "train.py:8 in step", 4211)
+    one = Call("", "train.py:8 in step", 4211, ("8",))
+    assert elsewhere_of(rested + text("/job/train.py step")) == one
     collective = text(f"{C10D}/distributed_c10d.py all_reduce", "/job/train.py step")
-    assert elsewhere_of(rested + collective) == Call("", "train.py:8 in step", None)
+    assert elsewhere_of(rested + collective) == replace(one, ran_ns=None)
     assert elsewhere_of(text(f"{C10D}/distributed_c10d.py recv", "/job/train.py step")) is None
     assert elsewhere_of(text(f"{LIB}/threading.py _shutdown")) is None
 
@@ -214,7 +250,9 @@ def test_a_program_that_ends_itself_is_in_its_main_module(outer: tuple[str, ...]
     """A join or a barrier on its last lines, in a script, a process, a thread or a module."""
     said = text(f"{C10D}/distributed_c10d.py barrier", "/job/train.py finish", *outer)
     assert has_stack(said)
-    assert call_of(said) == Call("barrier", "train.py:8 in finish", None)
+    call = call_of(said)
+    assert call is not None
+    assert (call.op, call.where) == ("barrier", "train.py:8 in finish")
 
 
 def test_a_stack_that_is_cut_has_not_ended() -> None:

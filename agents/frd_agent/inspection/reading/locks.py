@@ -10,16 +10,18 @@ of one file may have other ranges, so the range has to be the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from frd_agent.inspection.reading.files import links
+from frd_agent.inspection.reading.files import Mount, links, open_file, read_mounts
 from frd_agent.inspection.reading.threads import read_file, read_thread
 from frd_agent.proc import PROC
 
 _MAX_LOCKS: Final = 4 * 1024 * 1024
+_MAX_HELD: Final = 32
+"""Locks of one process that are looked at."""
 _NO_PID: Final = -1
 FLOCK, POSIX, OFD = "FLOCK", "POSIX", "OFDLCK"
 """Kinds of locks. The first does not exclude the others, which do exclude each other."""
@@ -47,9 +49,10 @@ class LockRow:
         return (self.kind, self.inode, self.extent) == (other.kind, other.inode, other.extent)
 
     @property
-    def excludes(self) -> bool:
-        """No other process can have this lock of a file now."""
-        return self.mode == "WRITE" and self.kind in (FLOCK, POSIX) and not self.waits
+    def is_whole(self) -> bool:
+        """A lock as the package filelock takes it. Databases lock ranges of bytes."""
+        is_held = self.mode == "WRITE" and not self.waits
+        return is_held and (self.kind, self.extent) == (FLOCK, ("0", "EOF"))
 
 
 def read_locks(proc: Path = PROC) -> tuple[LockRow, ...]:
@@ -120,10 +123,50 @@ def lock_holder(
     return next(near, shown)  # which may have the file open by another path, of another mount
 
 
-def shown_by(row: LockRow, proc: Path = PROC) -> int | None:
-    """The descriptor of its process that shows the lock; None if another process has it now."""
-    found = links(row.pid, proc)
-    return next((fd for fd in found if _shows_lock(row.pid, fd, row, proc)), None)
+@dataclass(frozen=True, slots=True)
+class HeldLock:
+    """A file that a process has locked."""
+
+    pid: int
+    path: str
+    mount: Mount | None
+
+
+class NodeLocks:
+    """The files that processes have locked as a whole, so that no other process can. Each process
+    is read at most once until `forget`."""
+
+    def __init__(self, proc: Path = PROC) -> None:
+        self._proc = proc
+        self._rows: dict[int, list[LockRow]] | None = None
+        self._held: dict[int, frozenset[HeldLock]] = {}
+
+    def forget(self) -> None:
+        self._rows, self._held = None, {}
+
+    @property
+    def holders(self) -> Mapping[int, list[LockRow]]:
+        """By process; which may not have them any more, see `held`."""
+        if self._rows is None:
+            self._rows = {}
+            for row in read_locks(self._proc):
+                if row.is_whole:
+                    self._rows.setdefault(row.pid, []).append(row)
+        return self._rows
+
+    def held(self, pid: int) -> frozenset[HeldLock]:
+        """Those that a descriptor of the process shows: else another process has them now."""
+        if pid not in self._held:
+            self._held[pid] = frozenset(self._of(pid, self.holders.get(pid, [])[:_MAX_HELD]))
+        return self._held[pid]
+
+    def _of(self, pid: int, rows: list[LockRow]) -> Iterator[HeldLock]:
+        mounts = read_mounts(pid, self._proc) if rows else {}
+        for fd in links(pid, self._proc) if rows else ():
+            shown = _locks_of(pid, fd, self._proc)
+            if any(row.is_like(one) for row in rows for one in shown):
+                file = open_file(pid, fd, mounts, self._proc)
+                yield HeldLock(pid, file.link, file.mount)
 
 
 def _blocking(rows: Iterable[LockRow], lock: FileLock, pid: int) -> LockRow | None:
@@ -149,9 +192,14 @@ def _holds(pid: int, found: Mapping[int, str], path: str, blocking: LockRow, pro
 
 
 def _shows_lock(pid: int, fd: int, blocking: LockRow, proc: Path) -> bool:
+    return any(row.is_like(blocking) for row in _locks_of(pid, fd, proc))
+
+
+def _locks_of(pid: int, fd: int, proc: Path) -> list[LockRow]:
+    """The locks that a descriptor shows as held."""
     try:
         lines = read_file(f"{proc}/{pid}/fdinfo/{fd}").decode("ascii", "replace").splitlines()
     except OSError:
-        return False
+        return []
     rows = [parse_lock(line.removeprefix("lock:").strip()) for line in lines if "lock:" in line]
-    return any(row is not None and not row.waits and row.is_like(blocking) for row in rows)
+    return [row for row in rows if row is not None and not row.waits]

@@ -3,17 +3,26 @@ only looks like the holder."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import socket
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from frd.model import Certainty, WaitKind
 from frd_agent.inspection.reading.files import open_file, read_watched
-from frd_agent.inspection.reading.locks import FLOCK, OFD, FileLock, lock_holder, parse_lock
+from frd_agent.inspection.reading.locks import (
+    FLOCK,
+    OFD,
+    FileLock,
+    NodeLocks,
+    lock_holder,
+    parse_lock,
+)
 from frd_agent.inspection.reading.memory import Polled
 from tests.world.suspects import inspect, suspect
 
@@ -120,6 +129,23 @@ def test_another_kind_of_lock() -> None:
     locks = [row for row in map(parse_lock, rows) if row is not None]
     assert lock_holder(locks, FileLock(FLOCK, "", 0), pid, list) == holder
     assert lock_holder(locks, FileLock(OFD, "", 0), pid, list) == other
+
+
+def test_locks_are_read_once_in_a_round(tmp_path: Path) -> None:
+    """All ranks that are inspected see the same. Of a lock that another process has by now, no
+    descriptor shows anything; but only the next round shows that."""
+    locks = NodeLocks()
+    with ExitStack() as opened:
+        files = [opened.enter_context((tmp_path / name).open("w")) for name in ("a", "b")]
+        for file in files:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        held = locks.held(os.getpid())
+        assert {one.path for one in held} >= {file.name for file in files}
+        fcntl.flock(files[0], fcntl.LOCK_UN)
+        assert locks.held(os.getpid()) is held
+        locks.forget()
+        [gone] = held - locks.held(os.getpid())
+    assert gone.path == files[0].name
 
 
 def test_a_unix_socket(tmp_path: Path) -> None:

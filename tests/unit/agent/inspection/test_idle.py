@@ -82,6 +82,61 @@ def test_a_server_between_requests(tmp_path: Path, number: int | None, is_idle: 
     assert found.waits_for.kind is WaitKind.SOCKET
 
 
+def test_a_server_whose_client_is_not_seen(tmp_path: Path) -> None:
+    """No process of the node has the other end, as if it were on another node: a rank may be there.
+    Here it is on its way from one process to another."""
+    path, [one, other] = tmp_path / "port", socket.socketpair()
+    with (
+        one,
+        other,
+        suspect(SERVES.format('create_server(("127.0.0.1", 0))'), path) as rank,
+    ):
+        with socket.create_connection(("127.0.0.1", int(path.read_text()))) as client:
+            socket.send_fds(one, [b"x"], [client.fileno()])
+        assert not report_of(rank.pid, topic="request").is_idle
+
+
+POLLS = """
+    import os, select, socket, sys
+    server, poll, kept = socket.create_server(("127.0.0.1", 0)), select.poll(), []
+    {}
+    print("ready", flush=True)
+    poll.poll()
+"""
+MANY = """for _ in range(64):
+        kept.append(server.dup())
+    kept.append(socket.create_connection(server.getsockname()))
+    for one in kept:
+        poll.register(one, select.POLLIN)
+    accepted = server.accept()"""
+NEIGHBOURS = """while not kept or os.fstat(kept[-1].fileno()).st_ino - number != 1:
+        kept += socket.socket(socket.AF_UNIX), socket.socket(socket.{})
+        number = os.fstat(kept[-2].fileno()).st_ino
+    for one in kept[-2:]:
+        if one.family == socket.AF_UNIX:
+            one.connect(sys.argv[1])
+        else:
+            one.bind(("127.0.0.1", 0))
+            one.listen()
+        poll.register(one, select.POLLIN)
+    poll.register(server, select.POLLIN)"""
+
+
+@pytest.mark.parametrize(
+    "does",
+    [MANY, NEIGHBOURS.format("AF_UNIX"), NEIGHBOURS.format("AF_INET")],
+    ids=["behind many others", "two clients", "a client and a server"],
+)
+def test_a_server_that_waits_for_a_reply_as_well(tmp_path: Path, does: str) -> None:
+    """One of the sockets that it polls is a connection that it has made: that is behind more than
+    are looked at, or its number is next to that of another socket."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "unix"))
+        server.listen()
+        with suspect(POLLS.format(does), tmp_path / "unix") as rank:
+            assert not report_of(rank.pid).is_idle
+
+
 def test_a_server_of_a_unix_socket(tmp_path: Path) -> None:
     """A connection of a server has the path that it was made to."""
     path = tmp_path / "path"

@@ -36,10 +36,11 @@ LOOKS = """
     while not os.path.exists(sys.argv[1]):
         {}
 """
-ON_READ = """
+OTHERWISE = """
     import fcntl, sys, time
-    file = open(sys.argv[1], "a+")
-    fcntl.lockf(file, fcntl.LOCK_SH)
+    files = [open(path, "a+") for path in sys.argv[1:]]
+    fcntl.flock(files[0], fcntl.LOCK_SH)
+    fcntl.lockf(files[1], fcntl.LOCK_EX)
     print("ready", flush=True)
     time.sleep(300)
 """
@@ -50,11 +51,11 @@ POLLING = "its main thread has been polling (asleep in {}(), awake again and aga
 def test_a_lock_of_the_package_filelock(tmp_path: Path) -> None:
     """It never blocks, and has the file open for moments. Rank 3 is the only other rank that has
     locked a file, so it is likely that file; a lock for reading, which others may have too, does
-    not count."""
+    not count, nor does one of a database."""
     path = tmp_path / "squad.lock"
     with (
         suspect(HOLDS, path) as other,
-        suspect(ON_READ, tmp_path / "index") as reader,
+        suspect(OTHERWISE, tmp_path / "index", tmp_path / "database") as reader,
         suspect(WAITS, path) as rank,
     ):
         inspection = Inspection(rank.pid, {rank.pid: 0, other.pid: 3, reader.pid: 4})
@@ -119,18 +120,20 @@ def test_a_rank_that_looks_for_a_file(tmp_path: Path, sleeps: str, call: str) ->
 
 NANOSLEEP = Target(Syscall("clock_nanosleep", Class.SLEEP))
 OPEN = Target(Syscall("openat", Class.OPEN), path="/data/squad.lock")
+READ = Target(Syscall("read", Class.READ), path="/data/shard-3")
 
 Seen: TypeAlias = tuple[Target | None, int, float]
 """What a thread is in, how often it has run, and its processor time so far."""
 
 
-def polls(*samples: Seen) -> list[tuple[bool, int]]:
+def polls(*samples: Seen, state: str = "S") -> list[tuple[bool, int]]:
     """Whether the main thread of process 7 polls, and for how many seconds, by samples of one a
-    second."""
+    second. `state`: of the last one, if it is in a call."""
     tracker, found = Tracker(), []
     for at, (target, runs, cpu_s) in enumerate(samples):
-        state, ticks = ("R" if target is None else "S"), int(cpu_s * TICKS_PER_S)
-        sample = ThreadSample(7, state, ticks, Call(230) if target else None, runs=runs)
+        shown = "R" if target is None else state if at == len(samples) - 1 else "S"
+        ticks = int(cpu_s * TICKS_PER_S)
+        sample = ThreadSample(7, shown, ticks, Call(230) if target else None, runs=runs)
         wait = tracker.see(7, sample, NodeRawNs(at * S), lambda: (target, "python"))  # noqa: B023
         found.append((wait.polls, (at * S - wait.since_ns) // S))
     return found
@@ -143,6 +146,13 @@ def test_one_long_sleep() -> None:
     assert not any(is_poll for is_poll, _ in polls(*once))
 
 
+def test_two_signals_prove_no_poll_for_ever() -> None:
+    """A sleep without end, out of which two signals wake the rank: it is soon asleep again."""
+    twice = polls(*[(NANOSLEEP, 4 + (at > 3) + (at > 6), 0) for at in range(60)])
+    assert not any(is_poll for is_poll, _ in twice[15:])
+    assert twice[-1] == (False, 59)
+
+
 def test_short_sleeps_between_work() -> None:
     """A thread that uses a fifth of a core works; with a hundredth of one it only looks."""
     works, looks = ([(NANOSLEEP, 20 * at, share * at) for at in range(9)] for share in (0.2, 0.01))
@@ -150,11 +160,26 @@ def test_short_sleeps_between_work() -> None:
     assert [is_poll for is_poll, _ in polls(*looks)] == [False] * 2 + [True] * 7
 
 
-@pytest.mark.parametrize("away", [None, OPEN])
-def test_a_poll_that_is_sampled_while_it_is_awake(away: Target | None) -> None:
-    """Two samples show it running, or in a call: it is the same poll. A third in a row ends it."""
+@pytest.mark.parametrize(("away", "most"), [(None, 2), (OPEN, 1)], ids=["running", "in a call"])
+def test_a_poll_that_is_sampled_while_it_is_awake(away: Target | None, most: int) -> None:
+    """Two samples show it running, or one in a call: it is the same poll. One more ends it."""
     samples: list[Seen] = [(NANOSLEEP, 20 * at, 0.01 * at) for at in range(12)]
-    samples[4:6] = [(away, *one[1:]) for one in samples[4:6]]
+    end = 4 + most
+    samples[4:end] = [(away, *one[1:]) for one in samples[4:end]]
     assert polls(*samples)[2:] == [(True, at) for at in range(2, 12)]
-    samples[6] = (away, *samples[6][1:])
-    assert polls(*samples)[5:9] == [(True, 5), (False, 0), (False, 0), (False, 1)]
+    samples[end] = (away, *samples[end][1:])
+    assert polls(*samples)[end - 1 : end + 2] == [(True, end - 1), (False, 0), (False, 0)]
+
+
+def test_a_read_that_blocks_between_short_sleeps() -> None:
+    """A loader that tries again after each error: it reads, and polls for nothing."""
+    samples: list[Seen] = [(NANOSLEEP, 20 * at, 0.01 * at) for at in range(4)]
+    for at in range(4, 16, 3):
+        samples += [(READ, 20 * at, 0.01 * at)] * 2 + [(NANOSLEEP, 20 * at + 40, 0.01 * at)]
+    assert not any(is_poll for is_poll, _ in polls(*samples)[5:])
+
+
+def test_a_signal_that_stops_a_rank_ends_its_poll() -> None:
+    """A stopped thread is not awake."""
+    samples: list[Seen] = [(NANOSLEEP, 20 * at, 0.01 * at) for at in range(5)]
+    assert polls(*samples, state="T")[-2:] == [(True, 3), (False, 0)]

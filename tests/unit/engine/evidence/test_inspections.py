@@ -319,9 +319,16 @@ def test_what_an_inspection_shows(
     assert world.seen_in(2) == [expected]
 
 
-def test_a_poll_beside_a_lock() -> None:
-    """The stack of rank 2 shows no wait for a lock: that rank 3 has one means nothing."""
-    world = World(2, texts={2: stack_text("")})
+WANTS_BATON = WANTS_LOCK.replace("filelock/_api.py", "torch/utils/file_baton.py").replace(
+    "acquire", "wait"
+)
+
+
+@pytest.mark.parametrize("stack", [stack_text(""), WANTS_BATON], ids=["no poll", "baton"])
+def test_a_poll_beside_a_lock(stack: str) -> None:
+    """The stack of rank 2 shows no wait for a lock of the kernel, but at most for another file:
+    that rank 3 has one means nothing."""
+    world = World(2, texts={2: stack})
     world.report(2, FOR_LOCK, is_poll=True)
     world.look(2)
     assert world.seen_in(2) == [(POLL, ())]
