@@ -24,6 +24,7 @@ from frd.engine.findings import builder, text
 from frd.engine.findings.claim import Claim, ClaimStatus, Known, Lifetime, Look
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
+from frd.engine.state.unrecorded_waits import not_refuted
 from frd.engine.tick import Tick
 from frd.model import (
     CHILD,
@@ -129,7 +130,7 @@ def _resting(
         return {}
     found = {}
     for rank, moved_at in zip(ranks.tolist(), snapshot.moved_at[alive].tolist(), strict=True):
-        seen = snapshot.unrecorded.get(rank, ())
+        seen = not_refuted(snapshot.unrecorded.get(rank, ()))
         since_moved = [
             replace(wait, since_ns=NodeNs(max(wait.since_ns, moved_at)))
             for wait in seen

@@ -20,6 +20,7 @@ from frd.engine.clocks.uncertain_time import FOREVER, UncertainTime
 from frd.engine.findings import text
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import AT_REST, EARLY, Snapshot
+from frd.engine.state.unrecorded_waits import not_refuted
 from frd.model import (
     DEVICE,
     IDLE,
@@ -122,7 +123,7 @@ def _says_most(wait: UnrecordedWait) -> tuple[bool, int, int]:
 def outside(snapshot: Snapshot) -> dict[int, UnrecordedWait]:
     """The last sighting of each rank that was seen in no wait, as far as is known."""
     return {
-        rank: max(known, key=lambda one: (one.op in NO_WAIT, one.as_of_ns))
+        rank: max(not_refuted(known), key=lambda one: (one.op in NO_WAIT, one.as_of_ns))
         for rank, known in snapshot.unrecorded.items()
         if known and not not_over(known)
     }

@@ -5,7 +5,7 @@ Stored in node time, as all that is known of one rank, and aligned when a snapsh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from frd.engine.state.tables import RankTable
 from frd.model import (
+    IDLE,
     NO_WAIT,
     POLL,
     REST,
@@ -144,3 +145,11 @@ class UnrecordedWaits:
                 aligned = replace(wait, since_ns=at[0], as_of_ns=at[1], left_ns=at[2])
                 found[wait.rank] = (*found.get(wait.rank, ()), aligned)
         return found
+
+
+def not_refuted(known: Sequence[UnrecordedWait]) -> list[UnrecordedWait]:
+    """The sightings of a rank but for those by frames that it is idle, if /proc has shown since
+    then that no request ends its wait: an event loop may wait for a reply as well."""
+    by_proc = [w for w in known if w.source is WaitSource.INSPECTION and w.op == REST]
+    blocked_at = max((wait.as_of_ns for wait in by_proc), default=-1)
+    return [wait for wait in known if wait.op != IDLE or wait.since_ns > blocked_at]

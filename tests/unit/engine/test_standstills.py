@@ -150,6 +150,14 @@ def test_no_standstill(ops: tuple[str, ...]) -> None:
     assert Still(*ops).run(4 * AFTER_S) == []
 
 
+def test_a_loop_that_waits_for_a_reply() -> None:
+    """The frames of rank 0 are those of an idle event loop; /proc shows that no request ends its
+    wait. It is a suspect as others are."""
+    still = Still(IDLE, REST, REST, REST)
+    finding = still.rests(REST, [0], "recv() from db:80", WaitSource.INSPECTION).opened()
+    assert finding.suspects[0].rank == 0
+
+
 def test_a_rank_whose_child_computes() -> None:
     """The main thread rests; /proc shows that it waits for a process that may compute."""
     still = Still(REST, REST, REST, REST)

@@ -218,6 +218,15 @@ def test_a_rank_that_waits_for_a_request() -> None:
     assert blames(only(doubtful(DEVICE).calls(0, IDLE))) == {0: (Reason.CPU_STUCK, MEDIUM)}
 
 
+def test_a_loop_that_waits_for_a_reply() -> None:
+    """The frames of rank 0 are those of an idle event loop; /proc shows that no request ends its
+    wait, unless it is idle since then."""
+    scene = doubtful(POLL).calls(0, REST, seen_age=1.0, source=WaitSource.INSPECTION)
+    assert claims(scene.calls(0, IDLE, age=0.8)) == []
+    scene.unrecorded[0].pop()
+    assert blames(only(scene.calls(0, IDLE))) == {0: (Reason.CPU_STUCK, MEDIUM)}
+
+
 @pytest.mark.parametrize("op", [POLL, DEVICE])
 @pytest.mark.parametrize(
     "change",
