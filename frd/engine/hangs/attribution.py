@@ -159,7 +159,7 @@ def _is_free(
     stack is enough only if nothing else can explain the wait (no other rank, no wait that no
     recorder shows), or, if it cannot be inspected, its backend records all that it has; and so it
     is with a stack that cannot be had, which the words say. What was asked in vain again after a
-    while cannot be had."""
+    while cannot be had. A rank that is idle may be healthy, and so may those that wait for it."""
     snapshot, facts = graph.snapshot, graph.facts
     if not snapshot.can_ask:
         return True, ""
@@ -174,7 +174,7 @@ def _is_free(
     is_only = not others and not facts.unrecorded
     inspected = [one for one in seen if one.source is WaitSource.INSPECTION]
     lasting = [w for w in inspected if w.as_of_ns - w.since_ns >= threshold_ns * AT_REST]
-    if any(one.op or (one.detail and is_only) for one in lasting):
+    if any(one.op not in ("", IDLE) or (one.detail and is_only) for one in lasting):
         return True, ""
     least_ns, not_had = threshold_ns * EARLY, {}
     for source in (WaitSource.INSPECTION, WaitSource.STACK):
