@@ -30,7 +30,6 @@ from tests.world.seeds import ALL
 
 MISSED: dict[int, str] = {
     118: "of two ranks that hold a job up, only the one that stopped first is named",
-    323: "a lock alone is no hang: no rank waits in a collective",
 }
 """Seeds with a fault that frd does not find, and why."""
 _QUICK: Final = 4

@@ -174,7 +174,8 @@ def _is_free(
     is_only = not others and not facts.unrecorded
     inspected = [one for one in seen if one.source is WaitSource.INSPECTION]
     lasting = [w for w in inspected if w.as_of_ns - w.since_ns >= threshold_ns * AT_REST]
-    if any(one.op not in ("", IDLE) or (one.detail and is_only) for one in lasting):
+    is_work = is_only or (info is not None and not info.devices)
+    if any(one.op not in ("", IDLE) or (one.detail and is_work) for one in lasting):
         return True, ""
     least_ns, not_had = threshold_ns * EARLY, {}
     for source in (WaitSource.INSPECTION, WaitSource.STACK):
