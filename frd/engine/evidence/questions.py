@@ -319,7 +319,8 @@ class Questions:
             ranks = ranks[: max(1 + MOST_EARLY - len(before), 0)]
             early.asked |= dict.fromkeys(waits, before.union(ranks))
             if ranks:
-                yield self._ask(now, Occasion.EARLY, ranks)
+                children_of = [one.rank for one in suspects if one.rank in ranks]
+                yield self._ask(now, Occasion.EARLY, ranks, children_of=children_of)
         is_soon = now >= snapshot.stalled_at(table).at - INSPECT_BEFORE_S * 1e9
         early.inspected = tuple(inspected[:MOST_EARLY]) if is_soon else ()
 
