@@ -48,7 +48,6 @@ from frd.engine.tick import Tick
 from frd.engine.views import STATES, AttemptView
 from frd.errors import WireError
 from frd.model import (
-    POLL,
     UNKNOWN_SEQ,
     AlignedNs,
     AttemptKey,
@@ -398,13 +397,6 @@ class Attempt:
         """
         if wait.rank in self._ranks.infos and self.tables.unrecorded.observe(wait):
             self._observed += 1
-
-    def observe_inspection(self, wait: UnrecordedWait) -> None:
-        """A rank that polls has done so for as long as its tap has seen it in that line."""
-        if wait.op == POLL:
-            since_ns = self.tables.unrecorded.in_line_since(wait.rank)
-            wait = replace(wait, since_ns=min(wait.since_ns, since_ns or wait.since_ns))
-        self.observe_unrecorded(wait)
 
     def observe_unanswered(
         self, rank: int, source: WaitSource, asked_at: AlignedNs, why: str

@@ -219,7 +219,7 @@ class Evaluation:
         answer, evidence = answers.with_earlier(answer), evidence_of(answer)
         if (report := answer.blocked) is not None:
             if (wait := answers.of_inspection(answer, report)) is not None:
-                attempt.observe_inspection(wait)
+                attempt.observe_unrecorded(wait)
             finding = self.tracker.shown().get(answer.finding)
             evidence = answers.shown(
                 answer, report, finding, lambda rank, at: attempt.to_aligned(rank, at, now)

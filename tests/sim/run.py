@@ -97,7 +97,11 @@ def live(
     folder = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
     kind = ClusterWorld if how.get("cluster") else World
     with calm(), tempfile.TemporaryDirectory(prefix="frd-sim-", dir=folder) as name:
-        return kind(drawn(seed, world, ends=ends, **how), Path(name), only).live()
+        try:
+            return kind(drawn(seed, world, ends=ends, **how), Path(name), only).live()
+        except Exception as error:
+            error.add_note(f"again: {command(seed, world, **how)}")
+            raise
 
 
 @contextmanager

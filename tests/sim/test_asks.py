@@ -20,7 +20,7 @@ from tests.sim.ops import MS
 from tests.sim.oracle import Violation
 from tests.sim.places import Sys, place_of
 from tests.sim.programs import JobPlan
-from tests.sim.run import command, live
+from tests.sim.run import live
 from tests.sim.scenario import draw
 from tests.sim.stacks import Reading, by_faulthandler
 from tests.sim.threads import MainThread, Mode
@@ -39,21 +39,13 @@ _QUICK: Final = 4
 def test_a_world_with_answers_keeps_every_promise(seed: int) -> None:
     """Agents answer late, seldom or never, and ranks wait in what no recorder shows: no innocent
     rank is named for sure, and none that provably waits while a cause is missing as well."""
-    try:
-        live(seed, asks=True, strict=True)
-    except Exception as error:
-        error.add_note(f"again: {command(seed, asks=True, strict=True)}")
-        raise
+    live(seed, asks=True, strict=True)
 
 
 @pytest.mark.parametrize("seed", range(300, 340 if ALL else 302))
 def test_false_answers_change_no_verdict_for_the_worse(seed: int) -> None:
     """Answers come a minute late, twice, from another process, or contradict each other."""
-    try:
-        live(seed, asks=True, mutate=True)
-    except Exception as error:
-        error.add_note(f"again: {command(seed, asks=True, mutate=True)}")
-        raise
+    live(seed, asks=True, mutate=True)
 
 
 @pytest.mark.parametrize("seed", MISSED)

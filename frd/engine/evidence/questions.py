@@ -204,13 +204,11 @@ class Questions:
         left.discard(answer.rank)
         if question is not None and (answer.rank < 0 or not left):
             del self._open[answer.question]
-        if answer.occasion == Occasion.SUSPECTED and answer.blocked is not None:
+        if answer.occasion != Occasion.SUSPECTED:
+            return
+        if answer.blocked is not None:
             self._inspectable.add(answer.rank)
-        elif (
-            answer.is_silent
-            and answer.occasion == Occasion.SUSPECTED
-            and answer.rank not in self._inspectable
-        ):
+        elif answer.is_silent and answer.rank not in self._inspectable:
             self._muted[answer.rank] = AlignedNs(answer.asked_at + round(MUTE_S * 1e9))
 
     def due(
@@ -256,7 +254,7 @@ class Questions:
             known.forget_stacks()
         elif attempt.tables.groups.count:
             self._rounds = rounds = self._rounds or _Rounds(now, now)
-            asked += self._round(now, attempt, known, findings.values(), rounds)
+            asked += self._round(now, attempt, known, explaining, rounds)
         self._named = {id_: ranks for id_, ranks in self._named.items() if id_ in findings}
         self._reasons = {id_: why for id_, why in self._reasons.items() if id_ in findings}
         return asked
@@ -307,7 +305,7 @@ class Questions:
             suspects = [
                 one
                 for one in diagnosis.suspects
-                if one.rank not in named and _is_alive(snapshot, one.rank)
+                if one.rank not in named and snapshot.lives(one.rank)
             ]
             inspected += [one.rank for one in suspects if one.reason in _INSPECTED]
             waits = diagnosis.stalled or (diagnosis.collective.op,)
@@ -328,16 +326,16 @@ class Questions:
         """The ranks of a job in which nothing has moved for a threshold, and no op waits: a look at
         /proc costs them nothing, and shows which of them poll, or are blocked in what. It goes on
         for as long as a wait has to last, and is repeated with the rounds of stacks."""
-        rounds = self._rounds
-        is_done = rounds is None or (
-            rounds.inspected_since == rounds.still_since and now >= rounds.inspected_until
-        )
-        if rounds is None or is_done or not _rests(now, attempt, rounds, 1):
+        if (rounds := self._rounds) is None:
             return ()
-        if rounds.inspected_since != rounds.still_since:
+        is_begun = rounds.inspected_since == rounds.still_since
+        is_done = is_begun and now >= rounds.inspected_until
+        if is_done or not _rests(now, attempt, rounds, 1):
+            return ()
+        if not is_begun:
             rounds.inspected_since = rounds.still_since
             rounds.inspected_until = now + 2 * _highest_ns(attempt)
-        return tuple(_some_of(attempt, 0)) if now < rounds.inspected_until else ()
+        return tuple(_some_of(attempt, 0))
 
     # -- about findings ------------------------------------------------------------------------
 
@@ -396,13 +394,12 @@ class Questions:
         now: AlignedNs,
         attempt: Attempt,
         known: Answers,
-        findings: Iterable[Finding],
+        explaining: Sequence[Finding],
         rounds: _Rounds,
     ) -> Iterator[Question]:
         if again := known.to_confirm(now):
             yield self._ask(now, Occasion.SIGHTED, again)
             return
-        explaining = [finding for finding in findings if finding.kind in EXPLAINING]
         if explaining and not rounds.is_explained:  # its ranks are asked now, see `OPENED`
             rounds.due_at = AlignedNs(now + round(ROUND_S * 1e9))
         rounds.is_explained = bool(explaining)
@@ -482,11 +479,6 @@ def _at_half(snapshot: Snapshot, policy: Policy) -> tuple[Snapshot, Policy]:
     of_calls = {op: round(ns * EARLY) for op, ns in snapshot.call_threshold_ns.items()}
     half = replace(snapshot, threshold_ns=thresholds_ns, call_threshold_ns=of_calls)
     return half, replace(policy, **times)
-
-
-def _is_alive(snapshot: Snapshot, rank: int) -> bool:
-    row = snapshot.row(rank)
-    return row >= 0 and snapshot.state[row] is RankState.LIVE
 
 
 def _some_of(attempt: Attempt, turn: int) -> list[int]:

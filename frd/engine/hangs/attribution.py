@@ -155,10 +155,10 @@ def _is_free(
     graph: Graph, rank: int, began: UncertainTime, threshold_ns: int
 ) -> tuple[bool | None, str]:
     """Whether inspections have seen it for a while in no wait for another rank. A thread that
-    rests in native code may be in any wait, and one that is busy may wait for its device. So a
-    stack is enough only if nothing else can explain the wait (no other rank, no wait that no
-    recorder shows), or, if it cannot be inspected, its backend records all that it has; and so it
-    is with a stack that cannot be had, which the words say. What was asked in vain again after a
+    rests in native code may be in any wait, and one that is busy may wait for its device, if it has
+    one. So a stack is enough only if nothing else can explain the wait (no other rank, no wait that
+    no recorder shows), or, if it cannot be inspected, its backend records all that it has; and so
+    it is with a stack that cannot be had, which the words say. What was asked in vain again after a
     while cannot be had. A rank that is idle may be healthy, and so may those that wait for it."""
     snapshot, facts = graph.snapshot, graph.facts
     if not snapshot.can_ask:

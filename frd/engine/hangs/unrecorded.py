@@ -11,9 +11,10 @@ without one (`Calls`) starts at these waits themselves.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 from typing import Final
 
 from frd.engine.clocks.uncertain_time import FOREVER, UncertainTime
@@ -141,7 +142,7 @@ def threshold_of_call_ns(
 # -- a job without a recorded op -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Calls:
     """The waits of a job of which no living rank is in a recorded op."""
 
@@ -156,8 +157,6 @@ class Calls:
     threshold_ns: int
     """How long the first call may take."""
     outside: Mapping[int, UnrecordedWait]
-    order: Sequence[int]
-    """The ranks that wait, ascending."""
 
     @classmethod
     def of(cls, snapshot: Snapshot, policy: Policy) -> Calls | None:
@@ -175,9 +174,10 @@ class Calls:
             return None
         first = min(certain or starts, key=lambda wait: (wait.since_ns, wait.rank))
         world = {*range(snapshot.world_size), *snapshot.rank.tolist()}
-        free = sorted(world - waiting.keys() - been_through(snapshot, first))
+        members = frozenset(snapshot.pairs.rank.tolist())
+        free = sorted(world - waiting.keys() - been_through(first, members))
         overdue, seen = [wait.rank for wait in starts], outside(snapshot)
-        calls = cls(waiting, overdue, first, free, limit_ns[first.op], seen, sorted(waiting))
+        calls = cls(waiting, overdue, first, free, limit_ns[first.op], seen)
         is_late = snapshot.is_late(snapshot.as_of, policy.telemetry_late_s) | ~snapshot.connected
         heard = {*free} - set(snapshot.rank[is_late].tolist())
         last_came = len(late) == len(waiting)
@@ -209,14 +209,18 @@ class Calls:
         ops = {wait.op for wait in self.waiting.values()}
         return not ops & {POLL, DEVICE} and (len(self.waiting) > 1 or not ops & ONE_SIDED)
 
-    @property
+    @cached_property
     def is_one_call(self) -> bool:
         """All ranks wait in the same."""
         return len({wait.op for wait in self.waiting.values()}) == 1
 
+    @cached_property
+    def _order(self) -> Sequence[int]:
+        return sorted(self.waiting)
+
     def after(self, rank: int) -> Sequence[int]:
         """The next rank that waits, in a circle; none if no other one waits."""
-        ranks = self.order
+        ranks = self._order
         following = ranks[(bisect_left(ranks, rank) + 1) % len(ranks)]
         return () if following == rank else (following,)
 
@@ -227,9 +231,9 @@ class Calls:
 
     def moves(self, snapshot: Snapshot, rank: int) -> bool:
         """A living rank has moved a moment ago."""
-        row = snapshot.row(rank)
-        is_alive = row >= 0 and snapshot.state[row] is RankState.LIVE
-        return is_alive and snapshot.now - int(snapshot.moved_at[row]) < self.threshold_ns
+        if not snapshot.lives(rank):
+            return False
+        return snapshot.now - int(snapshot.moved_at[snapshot.row(rank)]) < self.threshold_ns
 
 
 def waited_until(snapshot: Snapshot, rank: int) -> int:
@@ -247,11 +251,10 @@ def as_seen(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, as_of=as_of)
 
 
-def been_through(snapshot: Snapshot, wait: UnrecordedWait) -> set[int]:
+def been_through(wait: UnrecordedWait, members: Set[int]) -> Set[int]:
     """The ranks that need not come to a call any more: those in a group have been through `FIRST`,
     unless the rank that waits is in a group as well, and makes its default group again."""
-    members = set(snapshot.pairs.rank.tolist()) if wait.op == FIRST else set()
-    return set() if wait.rank in members else members
+    return frozenset() if wait.op != FIRST or wait.rank in members else members
 
 
 # -- the ranks that hold a wait up, and words ----------------------------------------------------

@@ -101,6 +101,7 @@ class Graph:
     """What each node without edges is."""
     _came: dict[Wait, tuple[list[int], int]] = field(default_factory=dict)
     _waits_of: dict[int, tuple[Wait, ...]] = field(default_factory=dict)
+    _late: dict[tuple[str, bool], Sequence[int]] = field(default_factory=dict)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -199,17 +200,32 @@ class Graph:
         all are in one call: an edge to the next one is enough for a circle."""
         counted, way, calls = self.facts.unrecorded, way_of(wait.op), self.calls
         if way is Way.JOINT:
-            left = self._world - been_through(self.snapshot, wait)
-            return sorted(r for r in left if r not in counted or counted[r].op != wait.op)
+            return self._late_for(wait)
         if wait.peers:
             return holders(wait, counted)
-        free = [one for one in self.free if one != wait.rank]
+        free = self.free
         if calls is None:
             is_meant = len(free) == 1 and (way is not Way.DOUBTFUL or self._rests(free[0]))
             return free if is_meant else ()
         if free or (way is Way.MUTUAL and calls.is_one_call):
             return free
         return calls.after(wait.rank)
+
+    def _late_for(self, wait: UnrecordedWait) -> Sequence[int]:
+        """The ranks that have to come to a call: the same for all that are in it, but that members
+        of groups make their default group again."""
+        key, counted = (wait.op, wait.rank in self._members), self.facts.unrecorded
+        if key not in self._late:
+            left = self._world - been_through(wait, self._members)
+            self._late[key] = sorted(
+                rank for rank in left if rank not in counted or counted[rank].op != wait.op
+            )
+        return self._late[key]
+
+    @cached_property
+    def _members(self) -> frozenset[int]:
+        """The ranks that are in a group."""
+        return frozenset(self.snapshot.pairs.rank.tolist())
 
     def _rests(self, rank: int) -> bool:
         """A rank in no op, which has done nothing for a while, or is gone."""

@@ -226,6 +226,11 @@ class Snapshot:
         """The row of a rank in the rank arrays, -1 when it was never declared."""
         return row_of(self.rank, rank)
 
+    def lives(self, rank: int) -> bool:
+        """Its agent reports that it is alive."""
+        row = self.row(rank)
+        return row >= 0 and self.state[row] is RankState.LIVE
+
     def in_state(self, *states: RankState) -> Bools:
         """The ranks in one of these states, as a mask of the rank arrays."""
         if not any(map(self.state.count, states)):  # the usual case, and quicker

@@ -94,12 +94,6 @@ class UnrecordedWaits:
         wait = self._by_rank.get(rank, {}).get(WaitSource.STAGE)
         return ("", -1) if wait is None else (wait.detail, wait.as_of_ns)
 
-    def in_line_since(self, rank: int) -> NodeRawNs:
-        """Since when the tap has seen the rank in one line and no call; 0 if it has not."""
-        wait = self._by_rank.get(rank, {}).get(WaitSource.STAGE)
-        is_there = wait is not None and wait.detail and wait.op in ("", REST, POLL)
-        return NodeRawNs(wait.since_ns if wait is not None and is_there else 0)
-
     @property
     def any_waits(self) -> bool:
         waits = (wait for known in self._by_rank.values() for wait in known.values())
