@@ -536,6 +536,7 @@ class Attempt:
             utc_ahead_ns=self.utc_ahead_ns,
             created_at=self.created_at,
             p2p_ranks=frozenset(self._channels.seen),
+            unread=frozenset(self._ranks.unread),
             hidden=frozenset(self._pairs.rank[self._pairs.hidden].tolist()),
             unshown=frozenset(self._pairs.group[self._pairs.unshown].tolist()),
             unrecorded=self.tables.unrecorded.snapshot(self._ranks, now),

@@ -88,6 +88,8 @@ class Scene:
     unrecorded: dict[int, list[UnrecordedWait]] = field(default_factory=dict)
     learned_s: dict[str, float] = field(default_factory=dict)
     """How long calls may take, as far as the job has shown."""
+    unread: set[int] = field(default_factory=set)
+    """Ranks whose collectives cannot be read."""
     hidden: set[tuple[str, int]] = field(default_factory=set)
     """(group, rank) whose marks are not known."""
     forgotten: set[tuple[str, int]] = field(default_factory=set)
@@ -210,6 +212,7 @@ class Scene:
             mismatches=self.facts,
             moved_at=np.array([ago(s.moved_age) for s in seen], np.int64),
             clocks=RankClocks(np.zeros(len(ranks), np.int32), np.zeros(len(ranks), np.int64)),
+            unread=frozenset(self.unread),
             unrecorded=self.unrecorded,
             call_threshold_ns={op: round(s * 1e9) for op, s in self.learned_s.items()},
             exits={r: s.exit for r, s in zip(ranks, seen, strict=True) if s.exit is not None},

@@ -275,9 +275,12 @@ class Rank:
             self.reports.current.set_progress(self.number, progress)
 
     def _look_for_unread(self, now_s: float) -> str:
-        """Why collectives of it cannot be read, for some seconds; and what helps."""
+        """Why collectives of it cannot be read, and what helps: what its torch does not record, as
+        soon as that is known; all else may be over in some seconds."""
         identity = self.identity
-        why = identity.unread or self._failure
+        if identity.unread:
+            return identity.unread
+        why = self._failure
         if identity.off and not self.counters.status:
             why = identity.off_text
         if not (self._has_socket or self._dumps):

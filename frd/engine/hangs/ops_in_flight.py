@@ -116,7 +116,9 @@ class Waits:
         in_doubt = self._may_be_over
         if snapshot.unshown:
             in_doubt = in_doubt | np.isin(self._group, [*snapshot.unshown])
-        self._in_doubt = frozenset(self._rank[in_doubt].tolist()) | snapshot.hidden
+        self._in_doubt = (
+            frozenset(self._rank[in_doubt].tolist()) | snapshot.hidden | snapshot.unread
+        )
         self._attendances: dict[Instance, Attendance] = {}
         self._ops: dict[int, tuple[Op, ...]] = {}
         self._calls: dict[int, dict[Instance, Op]] = {}

@@ -193,11 +193,13 @@ class Calls:
 
     def _is_one_elsewhere(self, snapshot: Snapshot) -> bool:
         """Exactly one rank was seen elsewhere for as long as all others waited: it is blocked, or
-        at work. Where they poll it must not be idle: they may wait for the next request."""
+        at work. Where they poll it must not be idle: they may wait for the next request. Nor may it
+        be one whose collectives cannot be read: it may wait in one."""
         polls = any(wait.op == POLL for wait in self.waiting.values())
         seen = [self.outside.get(rank) for rank in self.free]
         return len(seen) == 1 and all(
             one is not None
+            and one.rank not in snapshot.unread
             and not (polls and one.op == IDLE)
             and one.as_of_ns >= self.seen_from_ns
             and one.as_of_ns - waited_until(snapshot, one.rank) >= self.threshold_ns

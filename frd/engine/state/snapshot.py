@@ -203,6 +203,8 @@ class Snapshot:
     Both of their times are aligned."""
     unshown: Set[int] = frozenset()
     """Groups in which some members have no entry that shows when an op ends."""
+    unread: Set[int] = frozenset()
+    """Ranks whose collectives cannot be read: they may be in any op."""
     hidden: Set[int] = frozenset()
     """Ranks that may wait in a batch of sends, which has no entry."""
     placed: Mapping[int, int] = field(default_factory=dict)

@@ -211,6 +211,14 @@ def test_one_rank_does_not_poll(op: str, elsewhere: str) -> None:
     assert claim.victims == (1, 2, 3)
 
 
+@pytest.mark.parametrize("op", [POLL, DEVICE])
+def test_a_rank_whose_collectives_cannot_be_read(op: str) -> None:
+    """Torch 2.7 keeps no record of Gloo: rank 0 is in an all_reduce for one of those that poll."""
+    scene = doubtful(op).calls(0, REST)
+    scene.unread = {0}
+    assert claims(scene) == []
+
+
 def test_a_rank_that_waits_for_a_request() -> None:
     """Those that poll may wait for the same. Those that wait for their devices have work, which
     rank 0 does not get: its queue is filled by a thread of the program."""
