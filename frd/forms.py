@@ -212,6 +212,7 @@ _SPELLED: Final = {
     "waited_s": "waiting_s",
     "since_at": "since",
     "seen_at": "seen",
+    "silenced_until_at": "silenced_until",
 }
 """Keys of a finding that differ from the name of the field."""
 _FIELDS: Final = {key: field for field, key in _SPELLED.items()}

@@ -58,6 +58,29 @@ class AttemptKey:
 
 
 @dataclass(frozen=True, slots=True)
+class Address:
+    """Where people find the process of a rank, as its agent reports it; what is not known is empty.
+
+    All are printable; see `frd.engine.findings.text.clean`.
+    """
+
+    pid: int = 0
+    """As the agent's node counts it: what ``py-spy dump --pid`` takes there."""
+    command: str = ""
+    """The command line; arguments that look like secrets are blanked."""
+    user: str = ""
+    container: str = ""
+    """Id of the container."""
+    slurm_job: str = ""
+    slurm_step: str = ""
+    namespace: str = ""
+    """Of the Kubernetes pod."""
+    pod: str = ""
+    log: str = ""
+    """The file that its stderr goes to."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankInfo:
     """Identity of one rank process, from its tap or a dump file."""
 
@@ -74,6 +97,7 @@ class RankInfo:
     backends: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     """GPU UUIDs."""
+    address: Address | None = None
 
     @property
     def process(self) -> tuple[str, int]:
@@ -684,6 +708,16 @@ class Suspect:
     """It began at the same time as another suspect, within the uncertainty of their clocks."""
     waits_for: WaitsFor | None = None
     phase: SuspectPhase | None = None
+    address: Address | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a person wrote about a finding."""
+
+    by: str
+    written_at: AlignedNs
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -739,11 +773,30 @@ class Finding:
     close_reason: str = ""
     goes_on: bool = False
     """It was closed by hand, and its trouble lasts."""
+    headline: str = ""
+    """The cause, in at most 100 characters: ``Rank 1 (node7): its loader worker is stuck in
+    open(/data/shard-17.tar)``. No number in it changes by itself."""
+    effect: str = ""
+    """What it holds up: ``holds up 2 ranks in all_reduce #36 of default_pg for 62 s``."""
     summary: str = ""
+    """One sentence of both."""
+    acknowledged_by: str = ""
+    """This and the next are what people said of it; the engine leaves them empty."""
+    acknowledged_at: AlignedNs | None = None
+    assigned_to: str = ""
+    notes: tuple[Note, ...] = ()
+    """Oldest first."""
+    silenced_until_at: AlignedNs | None = None
+    """Messages and alerts rest until then, because of a silence of this finding, its job or the
+    node of a suspect."""
+    silenced_by: str = ""
 
     @property
     def lasts(self) -> bool:
         return self.state is FindingState.OPEN or self.goes_on
+
+    def is_silenced(self, now: AlignedNs) -> bool:
+        return self.silenced_until_at is not None and now < self.silenced_until_at
 
 
 class Change(IntEnum):

@@ -148,7 +148,7 @@ class Attempt(_message.Message):
     def __init__(self, index: _Optional[int] = ..., job: _Optional[str] = ..., attempt: _Optional[int] = ..., world_size: _Optional[int] = ..., run: _Optional[str] = ...) -> None: ...
 
 class Rank(_message.Message):
-    __slots__ = ("index", "attempt_index", "rank", "local_rank", "pid", "node", "boot_id", "torch_version", "backends", "devices", "world_size")
+    __slots__ = ("index", "attempt_index", "rank", "local_rank", "pid", "node", "boot_id", "torch_version", "backends", "devices", "world_size", "address")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_INDEX_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +160,7 @@ class Rank(_message.Message):
     BACKENDS_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     index: int
     attempt_index: int
     rank: int
@@ -171,7 +172,30 @@ class Rank(_message.Message):
     backends: _containers.RepeatedScalarFieldContainer[str]
     devices: _containers.RepeatedScalarFieldContainer[str]
     world_size: int
-    def __init__(self, index: _Optional[int] = ..., attempt_index: _Optional[int] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., node: _Optional[str] = ..., boot_id: _Optional[str] = ..., torch_version: _Optional[str] = ..., backends: _Optional[_Iterable[str]] = ..., devices: _Optional[_Iterable[str]] = ..., world_size: _Optional[int] = ...) -> None: ...
+    address: Address
+    def __init__(self, index: _Optional[int] = ..., attempt_index: _Optional[int] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., node: _Optional[str] = ..., boot_id: _Optional[str] = ..., torch_version: _Optional[str] = ..., backends: _Optional[_Iterable[str]] = ..., devices: _Optional[_Iterable[str]] = ..., world_size: _Optional[int] = ..., address: _Optional[_Union[Address, _Mapping]] = ...) -> None: ...
+
+class Address(_message.Message):
+    __slots__ = ("pid", "command", "user", "container", "slurm_job", "slurm_step", "namespace", "pod", "log")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    SLURM_JOB_FIELD_NUMBER: _ClassVar[int]
+    SLURM_STEP_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    POD_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    command: str
+    user: str
+    container: str
+    slurm_job: str
+    slurm_step: str
+    namespace: str
+    pod: str
+    log: str
+    def __init__(self, pid: _Optional[int] = ..., command: _Optional[str] = ..., user: _Optional[str] = ..., container: _Optional[str] = ..., slurm_job: _Optional[str] = ..., slurm_step: _Optional[str] = ..., namespace: _Optional[str] = ..., pod: _Optional[str] = ..., log: _Optional[str] = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("index", "attempt_index", "name", "desc", "ranks")

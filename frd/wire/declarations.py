@@ -7,6 +7,7 @@ series is kept as an array, for the vectorized checks of batches.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from functools import lru_cache
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from frd.errors import WireError
 from frd.model import (
     MAX_WORLD_SIZE,
+    Address,
     AttemptKey,
     GroupInfo,
     RankInfo,
@@ -116,6 +118,7 @@ class Declarations:
             local_rank=m.local_rank,
             backends=check_texts("declare.ranks.backends", m.backends),
             devices=check_texts("declare.ranks.devices", m.devices),
+            address=_address(m.address) if m.HasField("address") else None,
             **texts_of("declare.ranks", m, "node", "torch_version", required=("boot_id",)),
         )
         self.ranks.append(m.attempt_index)
@@ -149,6 +152,11 @@ class Declarations:
         device = check_text("declare.series.device", m.device)
         self.series.append(attempt)
         return SeriesDecl(m.index, SeriesInfo(m.rank_index, kind, device))
+
+
+def _address(m: pb.Address) -> Address:
+    names = [field.name for field in fields(Address) if field.name != "pid"]
+    return Address(m.pid, **texts_of("declare.ranks.address", m, *names))
 
 
 def _group_info(name: str, desc: str, runs: bytes) -> GroupInfo:

@@ -114,8 +114,11 @@ def suspect(
     snapshot: Snapshot, rank: int, reason: Reason, confidence: Confidence, *evidence: str
 ) -> Suspect:
     """A suspect; parts of its evidence that are empty are left out."""
-    node = node_of(snapshot, rank)
-    return Suspect(rank, node, reason, confidence, "; ".join(filter(None, evidence)))
+    info = snapshot.info.get(rank)
+    return Suspect(
+        *(rank, node_of(snapshot, rank), reason, confidence, "; ".join(filter(None, evidence))),
+        address=info.address if info is not None else None,
+    )
 
 
 def in_phase(
