@@ -32,7 +32,14 @@ from frd.service.journal.reading import recover
 from frd.store.findings import FindingStore
 from frd.store.records import Record, RecordKind
 from tests.world.evaluated import Evaluated
-from tests.world.fake_cluster import FakeFindings, FakeKeys, FakeLog, FakeStream, Faults
+from tests.world.fake_cluster import (
+    FakeFindings,
+    FakeKeys,
+    FakeLog,
+    FakeRegistry,
+    FakeStream,
+    Faults,
+)
 from tests.world.virtual_time import in_virtual_time
 
 CELL = 7
@@ -58,7 +65,9 @@ class Servers:
         self, now: RealTime | None = None, config: Callable[[], Config] = Config
     ) -> Opened:
         """As the next replica does it."""
-        cluster = Cluster(LocalLease(), self.log, self.findings, _nothing)
+        cluster = Cluster(
+            LocalLease(), self.log, self.findings, FakeRegistry(self.keys, Faults()), _nothing
+        )
         archive = SharedArchive(cluster, config, self.store, now or RealTime())
         return await archive.open(CELL)
 
