@@ -67,7 +67,8 @@ class Silences:
 
     def __init__(self, keys: Keys | None = None) -> None:
         self._keys = keys
-        self._revision = 0
+        self._entry = Entry(b"[]", 0)
+        """Of which `_known` is."""
         self._known: Known = {}
         self._changing = asyncio.Lock()
 
@@ -161,14 +162,14 @@ class Silences:
             raise ServiceUnavailable("silences: others change them all the time: try again")
 
     def _see(self, entry: Entry | None) -> None:
-        if entry is None or entry.revision < self._revision:
+        if entry is None or entry.revision < self._entry.revision or entry == self._entry:
             return
+        self._entry = entry
         try:
             self._known = {(one.of, one.name): one for one in _FORM.decode(entry.value)}
         except msgspec.DecodeError as error:
             log.error("silences: damaged, or of a newer frd: %s: there are none now", error)
             self._known = {}
-        self._revision = entry.revision
 
 
 class LocalKeys:
