@@ -241,9 +241,9 @@ class Evaluator:
         for done, closing in dismissed:
             if not done.done():
                 done.set_result(closed[closing[0].finding.id] if closing else None)
-        for finding, told in marked:
-            if not told.done():
-                told.set_result(finding)
+        for finding, waiting in marked:
+            if not waiting.done():
+                waiting.set_result(finding)
         if faults:
             raise faults[0]
 

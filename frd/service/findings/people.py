@@ -42,7 +42,7 @@ class Marks:
 
 
 Mark: TypeAlias = Callable[[Marks], Marks]
-"""What somebody says; it raises `Refused` if others have said otherwise."""
+"""What a person says; it raises `Refused` if others have said otherwise."""
 _NOTHING: Final = Marks()
 
 
@@ -81,7 +81,7 @@ class People:
     def __init__(self, silences: Silences) -> None:
         self._silences = silences
         self._marks: dict[str, Marks] = {}
-        """By id, of findings of which somebody has said something."""
+        """By id, of findings of which a person has said something."""
         self._shown: Mapping[str, Finding] = {}
         """Open findings as they were last published, by id."""
 

@@ -91,7 +91,7 @@ class Silences:
         return list(_in_force(self._known, now).values())
 
     def of(self, finding: Finding, now: AlignedNs) -> tuple[AlignedNs | None, str]:
-        """Until when the finding is silenced, and by whom.
+        """Until when the finding is silenced, and the person who did it.
 
         The silence of a node is for findings whose suspects are all on silenced nodes: a node in
         repair must not hide what is wrong with others.
