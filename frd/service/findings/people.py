@@ -43,7 +43,6 @@ class Marks:
 
 Mark: TypeAlias = Callable[[Marks], Marks]
 """What a person says; it raises `Refused` if others have said otherwise."""
-_NOTHING: Final = Marks()
 
 
 def acknowledge(by: str, at: AlignedNs) -> Mark:
@@ -104,10 +103,11 @@ class People:
 
     def said(self, finding: Finding, now: AlignedNs) -> Finding:
         """`finding` with what has been said of it, at `now` (UTC)."""
-        marks = self._marks.get(finding.id, _NOTHING)
+        before = Marks.of(finding)
+        marks = self._marks.get(finding.id, before)
         until_at, by = self._silences.of(finding, now)
         is_known = (finding.silenced_until_at, finding.silenced_by) == (until_at, by)
-        if is_known and Marks.of(finding) == marks:
+        if is_known and marks == before:
             return finding
         return replace(
             finding,

@@ -197,14 +197,14 @@ def test_the_page_of_one_replica_and_a_finding_of_another(fresh: Cluster) -> Non
     said, also of a closed one, of which others have a copy. A silence is known to the replica that
     takes it."""
     own = {"Origin": f"http://{fresh.members['frd-0'].address}"}
-    for told in (OPEN_B, CLOSED_C):
-        path = f"/api/v1/findings/{told.id}/note"
+    for one in (OPEN_B, CLOSED_C):
+        path = f"/api/v1/findings/{one.id}/note"
         answer = fresh.ask("frd-0", path, {"text": "x", "by": "al"}, headers=own)
         assert (answer.status, answer.json["notes"][0]["by"]) == (200, "al (unverified)")
         evil = {"Origin": "https://evil.example"}
         assert fresh.ask("frd-0", path, {"text": "x"}, headers=evil).status == 403
-    for name, told in (("frd-1", OPEN_B), ("frd-2", CLOSED_C)):
-        stored = fresh.members[name].service.store.get(told.id)
+    for name, one in (("frd-1", OPEN_B), ("frd-2", CLOSED_C)):
+        stored = fresh.members[name].service.store.get(one.id)
         assert stored is not None
         assert len(stored.notes) == 1
     assert fresh.ask("frd-0", f"{job_path(B)}/dumps", {}, headers=own).status == 403
