@@ -20,6 +20,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from frd.cluster.registry import Conflict, Entry, Keys, RegistryUnavailable
+from frd.engine.findings.text import clean
 from frd.errors import FrdError, ServiceUnavailable
 from frd.forms import encodable
 from frd.model import AlignedNs, Finding
@@ -108,7 +109,7 @@ class Silences:
         if not active:
             return None, ""
         last = max(active, key=lambda one: one.until_at)
-        whole = "" if last.of is Scope.FINDING else f", for {last.of} {last.name}"
+        whole = "" if last.of is Scope.FINDING else f", for {last.of} {clean(last.name)}"
         return last.until_at, last.by + whole
 
     async def put(self, silence: Silence, now: AlignedNs) -> None:

@@ -7,7 +7,7 @@ person is that of the token; without tokens it is what the client says, and show
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 from starlette.requests import Request
@@ -20,7 +20,7 @@ from frd.model import AlignedNs, Finding, FindingState, Note
 from frd.service.access.grants import GRANT, MAX_NAME_CHARS, Grant
 from frd.service.findings import people
 from frd.service.findings.people import Mark
-from frd.service.findings.silences import Refused, Scope, Silence
+from frd.service.findings.silences import Scope, Silence
 from frd.service.http import parameters
 from frd.service.http.answers import API_VERSION, json_answer, refuse
 from frd.service.journal.payloads import Dismissal
@@ -33,48 +33,41 @@ _SEE_FINDINGS: Final = "see /api/v1/findings or `frd findings --all`"
 _CLOSED: Final = "finding: {0.id}: closed already: {0.close_reason}"
 
 
-class _Said(Protocol):
-    by: str
+class _Said(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    by: str = ""
 
 
 @decodable
-class _Ack(msgspec.Struct, forbid_unknown_fields=True):
+class _Ack(_Said):
     undo: bool = False
-    by: str = ""
 
 
 @decodable
-class _Assign(msgspec.Struct, forbid_unknown_fields=True):
+class _Assign(_Said):
     to: str
-    by: str = ""
 
 
 @decodable
-class _Note(msgspec.Struct, forbid_unknown_fields=True):
+class _Note(_Said):
     text: str
-    by: str = ""
 
 
 @decodable
-class _Silence(msgspec.Struct, forbid_unknown_fields=True):
+class _Close(_Said):
+    because: str
+
+
+@decodable
+class _Silence(_Said):
     until: str | None
     because: str = ""
-    by: str = ""
 
 
 @decodable
-class _SilenceOf(msgspec.Struct, forbid_unknown_fields=True):
+class _SilenceOf(_Silence):
     until: str
     job: str = ""
     node: str = ""
-    because: str = ""
-    by: str = ""
-
-
-@decodable
-class _Close(msgspec.Struct, forbid_unknown_fields=True):
-    because: str
-    by: str = ""
 
 
 class PeopleApi:
@@ -110,10 +103,8 @@ class PeopleApi:
         if said.until is None:
             await self._view.silences.end(found.id, self._now())
         else:
-            until_at, because = self._until(said.until), _text("because", said.because, 0)
-            silence = Silence(Scope.FINDING, found.id, until_at, _by(request, said), because)
-            await self._put(silence)
-        return await self._marked(found, lambda marks: marks)
+            await self._put(request, said, said.until, Scope.FINDING, found.id)
+        return await self._marked(found, lambda finding: finding)
 
     async def close(self, request: Request) -> Response:
         """Close an open finding by hand; its incident opens no other finding while it lasts."""
@@ -139,9 +130,7 @@ class PeopleApi:
         scope = Scope.JOB if said.job else Scope.NODE
         if len(name := said.job or said.node) > MAX_SCOPE_CHARS:
             refuse(400, f"{scope}: {len(name)} characters: write up to {MAX_SCOPE_CHARS}")
-        until_at, because = self._until(said.until), _text("because", said.because, 0)
-        silence = Silence(scope, encodable(name), until_at, _by(request, said), because)
-        await self._put(silence)
+        silence = await self._put(request, said, said.until, scope, encodable(name))
         return await json_answer(lambda: _silence_json(silence), 201)
 
     async def end_silence(self, request: Request) -> Response:
@@ -155,30 +144,27 @@ class PeopleApi:
         return await self.finding(request.path_params["id"])
 
     async def _marked(self, finding: Finding, mark: Mark) -> Response:
-        try:
-            marked = await self._view.published.mark(finding, mark)
-        except Refused as error:
-            refuse(409, str(error))
+        marked = await self._view.published.mark(finding, mark)
         return await json_answer(lambda: finding_json(marked))
 
-    async def _put(self, silence: Silence) -> None:
+    async def _put(
+        self, request: Request, said: _Silence, until: str, scope: Scope, name: str
+    ) -> Silence:
+        now = self._now()
         try:
-            await self._view.silences.put(silence, self._now())
-        except Refused as error:
-            refuse(409, str(error))
+            until_at = utc_ns(until)
+        except ValueError as error:
+            refuse(400, f"until: {error}")
+        if not 0 < until_at - now <= MAX_SILENCE_D * 86_400 * 1e9:
+            which = utc_text(until_at)
+            refuse(400, f"until: {which}: write a time within the next {MAX_SILENCE_D} days")
+        because = _text("because", said.because, 0)
+        silence = Silence(scope, name, until_at, _by(request, said), because)
+        await self._view.silences.put(silence, now)
+        return silence
 
     def _now(self) -> AlignedNs:
         return self._view.state.utc(self._view.now())
-
-    def _until(self, text: str) -> AlignedNs:
-        try:
-            until_at = utc_ns(text)
-        except ValueError as error:
-            refuse(400, f"until: {error}")
-        if not 0 < until_at - self._now() <= MAX_SILENCE_D * 86_400 * 1e9:
-            which = utc_text(until_at)
-            refuse(400, f"until: {which}: write a time within the next {MAX_SILENCE_D} days")
-        return until_at
 
 
 def _by(request: Request, said: _Said) -> str:

@@ -31,6 +31,7 @@ from frd.forms import finding_json
 from frd.model import AlignedNs, FindingState, Kind
 from frd.service.access.grants import Tokens
 from frd.service.access.refusals import Refusals
+from frd.service.findings.silences import Refused
 from frd.service.http import parameters, runbooks
 from frd.service.http.answers import (
     API_VERSION,
@@ -129,6 +130,7 @@ def create_app(
         routes=routes,
         exception_handlers={
             HTTPException: _http_error,
+            Refused: _conflict,
             StoreError: _unavailable,
             ServiceUnavailable: _unavailable,
             Exception: _broken,
@@ -309,6 +311,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     bare = error.detail in ("Not Found", "Method Not Allowed")
     message = f"path: {request.url.path}: {known}: see the documented API" if bare else error.detail
     return error_response(error.status_code, message, error.headers)
+
+
+async def _conflict(_: Request, error: Exception) -> Response:
+    return error_response(409, str(error))
 
 
 async def _unavailable(_: Request, error: Exception) -> Response:

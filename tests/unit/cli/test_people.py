@@ -92,10 +92,12 @@ def test_silencing(service: Service, ask: Shell) -> None:
     [
         ((), "ID, --job, --node, --list, --end: write one of them"),
         (("ab12", "--job", "a"), "write one of them"),
-        (("ab12",), "--for or --until: write one of them"),
-        (("ab12", "--for", "2h", "--until", "2026-11-20"), "--for or --until"),
-        (("ab12", "--for", "2"), "--for: '2': write 30m, 2h or 7d"),
-        (("--node", "n", "--until", "soon"), "--until: 'soon'"),
+        (("ab12",), "--for / --until: missing"),
+        (
+            ("ab12", "--for", "2x"),
+            "'2x': write a time such as 2026-11-20T10:00:00Z, or 30m, 2h, 7d",
+        ),
+        (("--node", "n", "--until", "soon"), "'soon': write a time"),
     ],
 )
 def test_usage(words: tuple[str, ...], says: str, service: Service, ask: Shell) -> None:

@@ -68,20 +68,14 @@ def note(client: Client, finding: str, text: str, as_json: bool) -> None:
     _print(done, f"noted: {_named(done)}", as_json)
 
 
-def _span(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    """Callback of an option: `2h` from now, as a time."""
-    if value is None:
-        return None
-    if (span := re.fullmatch(r"(\d{1,6})([mhd])", value)) is None:
-        raise click.BadParameter(f"{value!r}: write 30m, 2h or 7d")
-    return utc_text(time.time_ns() + int(span[1]) * _SPANS_S[span[2]] * 1_000_000_000)
-
-
-def _time(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+def _until(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    """Callback of an option: a time, or a span from now, as a time."""
     try:
+        if span := re.fullmatch(r"(\d{1,6})([mhd])", value or ""):
+            return utc_text(time.time_ns() + int(span[1]) * _SPANS_S[span[2]] * 1_000_000_000)
         return None if value is None else utc_text(utc_ns(value))
     except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+        raise click.BadParameter(f"{error}, or 30m, 2h, 7d") from None
 
 
 @click.command(
@@ -96,8 +90,12 @@ def _time(_: click.Context, __: click.Parameter, value: str | None) -> str | Non
 @click.argument("finding", metavar="[ID]", required=False)
 @click.option("--job", metavar="J", help="All findings of this job, also later ones.")
 @click.option("--node", metavar="N", help="Findings whose suspects are all on silenced nodes.")
-@click.option("--for", "until", metavar="2h", callback=_span, help="30m, 2h or 7d from now.")
-@click.option("--until", "until_time", metavar="TIME", callback=_time, help="Until then (UTC).")
+@click.option(
+    *("--for", "--until", "until"),
+    metavar="WHEN",
+    callback=_until,
+    help="For 30m, 2h, 7d; until a time (UTC).",
+)
 @click.option("--because", metavar="TEXT", default="", help="Why; shown in the list.")
 @click.option("--list", "lists", is_flag=True, help="List what is silenced.")
 @click.option("--end", metavar="ID", help="End a silence, by its id or that of its finding.")
@@ -109,7 +107,6 @@ def silence(
     job: str | None,
     node: str | None,
     until: str | None,
-    until_time: str | None,
     because: str,
     lists: bool,
     end: str | None,
@@ -120,7 +117,8 @@ def silence(
     What is silenced stays in sight and in the exit code. Of a job or node, before anything opens,
     too.
     """
-    _require_one(ID=finding, job=job, node=node, list=lists, end=end)
+    if sum(map(bool, (finding, job, node, lists, end))) != 1:
+        raise click.UsageError("ID, --job, --node, --list, --end: write one of them")
     if lists:
         answer = client.get(_SILENCES)
         _print(answer, "\n".join(map(_line, answer["silences"])) or "no silences", as_json)
@@ -129,9 +127,9 @@ def silence(
         ended = client.delete(f"{_SILENCES}/{quote(end, safe='')}")
         _print(ended, f"ended: {_line(ended)}", as_json)
         return
-    if (until is None) == (until_time is None):
-        raise click.UsageError("--for or --until: write one of them")
-    body = {"until": until or until_time, "because": because}
+    if until is None:
+        raise click.UsageError("--for / --until: missing")
+    body = {"until": until, "because": because}
     if finding is not None:
         done = _say(client, finding, "silence", body)
         _print(done, f"silenced until {done.get('silenced_until')}: {_named(done)}", as_json)
@@ -144,12 +142,6 @@ def silence(
 def _say(client: Client, name: str, what: str, body: dict[str, Any]) -> Any:
     found = find(client, name)
     return client.post(finding_path(found, what), {**body, "by": said_by()})
-
-
-def _require_one(**given: object) -> None:
-    if sum(map(bool, given.values())) != 1:
-        options = ", ".join(name if name.isupper() else f"--{name}" for name in given)
-        raise click.UsageError(f"{options}: write one of them")
 
 
 def _print(answer: Any, text: str, as_json: bool) -> None:

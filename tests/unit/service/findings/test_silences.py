@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from frd.errors import ServiceUnavailable
+from frd.forms import encodable
 from frd.model import AlignedNs
 from frd.service.findings import silences
 from frd.service.findings.silences import LocalKeys, Refused, Scope, Silence, Silences
 from frd.store.findings import FindingStore
 from tests.world.fake_cluster import FakeKeys, FakeRegistry, Faults
+from tests.world.http_api import finding
 from tests.world.virtual_time import in_virtual_time
 
 NOW = AlignedNs(1_000_000_000)
@@ -104,6 +106,16 @@ async def test_servers_that_do_not_answer() -> None:
     faults.lost_answers = 0.0
     await known.put(silence("b"), NOW)
     assert names(known) == ["a", "b"]
+
+
+async def test_a_job_with_a_hostile_name(store: FindingStore) -> None:
+    """Half of a surrogate pair, which no JSON holds, and control characters: the silence is found
+    again, and what is shown of it is printable."""
+    name = "a\udc80\x1b[31m"
+    known = Silences(LocalKeys(store))
+    await known.put(silence(encodable(name)), NOW)
+    until_at, by = known.of(finding(1, name), NOW)
+    assert (until_at, by) == (NOW + 10_000_000_000, "alice, for job a\\udc80\ufffd[31m")
 
 
 @pytest.mark.parametrize("value", [b"", b"{}", b"[1]", b'[{"of":"moon","name":"x"}]', b"\xff"])
