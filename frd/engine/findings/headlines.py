@@ -30,6 +30,8 @@ from frd.model import (
 )
 
 MOST_CHARS: Final = 100
+"""Of a headline."""
+_MOST_EFFECT: Final = 600
 _LONG_WORD: Final = 30
 """A word of this length may be cut in its middle, to `_SHORT_WORD` characters."""
 _SHORT_WORD: Final = 24
@@ -80,9 +82,11 @@ def worded(finding: Finding, *, timed: bool = True) -> Finding:
     if finding.kind in _WORDED:
         whole = "; ".join(filter(None, (_begun(finding.headline), finding.effect)))
         summary = finding.summary or whole
-        return replace(finding, headline=shortened(finding.headline or summary), summary=summary)
+        headline = shortened(finding.headline or summary)
+        effect = clean(finding.effect, _MOST_EFFECT)
+        return replace(finding, headline=headline, effect=effect, summary=summary)
     cause = _cause(finding, timed)
-    effect = clean(_effect(finding, timed))
+    effect = clean(_effect(finding, timed), _MOST_EFFECT)
     rest = (*_rest(finding, cause, timed), _tie(finding.suspects), finding.ended_by)
     headline = shortened(_AT.split(cause)[0] if finding.kind is Kind.RANK_LOST else cause)
     summary = "; ".join(filter(None, (_begun(cause), effect, *rest)))
@@ -110,7 +114,7 @@ def _cause(finding: Finding, timed: bool) -> str:
     suspects, reasons = finding.suspects, {s.reason for s in finding.suspects}
     if finding.kind is Kind.RANK_LOST:
         return _lost(finding)
-    if finding.kind is Kind.MISMATCH or reasons == {Reason.MISMATCH}:
+    if suspects and (finding.kind is Kind.MISMATCH or reasons == {Reason.MISMATCH}):
         return _with_node(finding.disagreement, suspects) or _who(suspects)
     if reasons == {Reason.ORDER}:
         groups = " and ".join(finding.groups_held_up) if len(finding.groups_held_up) == 2 else ""
@@ -120,13 +124,13 @@ def _cause(finding: Finding, timed: bool) -> str:
         return _with_node(finding.disagreement, suspects) or otherwise
     if suspects:
         return _who(suspects)
-    if finding.reason is not Reason.NETWORK_OR_DEVICE:
+    if finding.disagreement:
+        return finding.disagreement
+    if finding.unknown and finding.reason is not Reason.NETWORK_OR_DEVICE:
         why = (
             "whose telemetry is missing or late" if timed else "of which the dumps show too little"
         )
         return f"the cause may be {ranks(finding.unknown)}, {why}"
-    if finding.disagreement:
-        return finding.disagreement
     if timed and finding.collective is not None and not finding.collective.group_size:
         return "the group may wait for members that are not of this job"
     return "no single rank is the cause of the hang: check network and devices"
@@ -284,7 +288,7 @@ def _rest(finding: Finding, cause: str, timed: bool) -> Iterator[str]:
         return
     if finding.kind is Kind.RANK_LOST:
         return
-    if not finding.suspects and finding.reason is not Reason.NETWORK_OR_DEVICE:
+    if finding.unknown and not finding.suspects:
         yield (
             "check the agents (frd status)" if timed else f"take a dump of {ranks(finding.unknown)}"
         )
