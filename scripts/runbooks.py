@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from frd.do_now import in_general
-from frd.do_now.table import TABLE, Case
+from frd.do_now.table import LOGIN, TABLE, Case
 from frd.model import Kind, Reason, WaitKind
 
 FOLDER: Final = Path(__file__).parents[1] / "docs/runbooks"
@@ -58,12 +58,13 @@ def _steps(cases: Sequence[Case]) -> str:
 
 
 def _line(case: Case) -> str:
-    """``Log in to the node: `ssh NODE`. Does the file answer? ..``"""
+    """``Read the end of its log: `tail -n 50 LOG`. ..``, without the way to the node."""
     return " ".join(
         f"{step.text.removesuffix('.')}{':' * step.text.endswith('.')} `{step.command}`."
         if step.args
         else step.text
         for step in in_general(case)
+        if step.text != LOGIN.text
     )
 
 
