@@ -94,9 +94,11 @@ def worded(finding: Finding, *, timed: bool = True) -> Finding:
 
 
 def shortened(cause: str) -> str:
-    """At most `MOST_CHARS`. Long words, such as paths, lose their middle first: the end of a path
-    says the most."""
+    """At most `MOST_CHARS`. Clauses go first; then long words, such as paths, lose their middle:
+    the end of a path says the most."""
     text = _begun(clean(cause, 10 * MOST_CHARS)).rstrip(".")
+    while len(text) > MOST_CHARS and "; " in text:
+        text = text.rpartition("; ")[0]
     while len(text) > MOST_CHARS and len(longest := max(text.split(" "), key=len)) >= _LONG_WORD:
         kept = max(_SHORT_WORD, len(longest) - (len(text) - MOST_CHARS))
         text = text.replace(longest, f"{longest[: kept // 3]}…{longest[1 + kept // 3 - kept :]}", 1)
@@ -290,7 +292,7 @@ def _rest(finding: Finding, cause: str, timed: bool) -> Iterator[str]:
         )
     for one in finding.suspects[:_NAMED_ONE_BY_ONE]:
         does = _program(one)
-        if does and one.waits_for is not None and does.strip(": ") not in cause:
+        if does and one.waits_for is not None and does.strip(": ").removeprefix("is ") not in cause:
             yield f"rank {one.rank}{does}"
     yield _wait(finding.suspects, cause, timed)
 

@@ -87,7 +87,7 @@ def shows_the_cause(page: Page, client: Client, finding_id: str) -> None:
         if LINE in text
     )
     heading = page.get_by_role("heading", level=1)
-    expect(heading).to_contain_text(f"for rank {STUCK} (missing_rank.py:{line} load_batch)")
+    expect(heading).to_contain_text(f"missing_rank.py:{line} load_batch")
     card = page.get_by_role("article")
     for shown in (
         f"Rank {STUCK} on {suspect['node']}",

@@ -214,6 +214,17 @@ def test_texts(finding: Finding, headline: str, effect: str, rest: str) -> None:
     assert said.summary == "; ".join(filter(None, (headline, effect, rest)))
 
 
+def test_a_line_is_said_once() -> None:
+    """The rank sleeps at a line: the headline has both, and the summary has the line once."""
+    says = "its main thread has been asleep (clock_nanosleep)"
+    found = WaitsFor(WaitKind.SLEEP, Certainty.SEEN, topic="a timer", says=says)
+    said = worded(stall(replace(stuck(2, "t.py:8 in load"), waits_for=found)))
+    assert (
+        said.headline == "Rank 2 (node): its main thread is asleep (clock_nanosleep) at t.py:8 load"
+    )
+    assert said.summary.count("t.py:8") == 1
+
+
 LOST = "was killed by SIGKILL at 10:02:11 (last joined all_reduce #2 on d(p)); memory ran out"
 
 
@@ -226,6 +237,15 @@ def test_a_lost_rank_and_others() -> None:
     )
     assert said.summary == f"Rank 2 (node) {LOST}, and rank 3 was lost with it; {said.effect}"
     assert said.effect == "3 ranks wait for them"
+
+
+def test_clauses_go_before_words() -> None:
+    """A note of the kernel for which there is no room is left out as a whole."""
+    note = "the kernel's out-of-memory killer killed no process in its cgroup while it ran"
+    lost = suspect(2, Reason.EXITED, evidence=f"was killed by SIGKILL at 10:02:11; {note}")
+    said = worded(stall(lost, kind=Kind.RANK_LOST))
+    assert said.headline == "Rank 2 (node) was killed by SIGKILL"
+    assert note in said.summary
 
 
 def test_a_closed_finding_held_up_its_ranks() -> None:
