@@ -18,7 +18,8 @@ from typing import Any, Final, assert_never
 
 from frd.address import finding_page
 from frd.config import NotifyEvent, NotifyTarget
-from frd.forms import finding_json, folded
+from frd.do_now import shown_json
+from frd.forms import folded
 from frd.model import Change, Finding, FindingEvent, Kind, Severity
 
 VERSION: Final = 1
@@ -150,7 +151,7 @@ def body(notice: Notice, target: NotifyTarget, url: str, *, has_pages: bool = Tr
 
 
 def _generic(notice: Notice, links: Mapping[str, str]) -> dict[str, Any]:
-    shown = finding_json(notice.finding)
+    shown = shown_json(notice.finding)
     return {
         "version": VERSION,
         "event": notice.event,
@@ -172,7 +173,7 @@ def _slack(notice: Notice, links: Mapping[str, str]) -> str:
     }
     headline = f"{news[notice.event]}: {finding.kind.value} in job {finding.job}"
     lines = [f"*{headline}*", finding.summary]
-    for who, alike in folded(finding_json(finding)["suspects"][:_MAX_SUSPECTS]):
+    for who, alike in folded(shown_json(finding)["suspects"][:_MAX_SUSPECTS]):
         first, *_ = alike.values()
         said = "; ".join(f"{of}{suspect['evidence']}" for of, suspect in alike.items())
         lines.append(f"• {who} ({first['reason']}, confidence {first['confidence']}): {said}")

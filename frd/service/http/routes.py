@@ -26,8 +26,8 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from frd.decodable import decodable
+from frd.do_now import shown_json
 from frd.errors import ServiceUnavailable, StoreError
-from frd.forms import finding_json
 from frd.model import AlignedNs, FindingState, Kind
 from frd.service.access.grants import Tokens
 from frd.service.access.refusals import Refusals
@@ -245,7 +245,7 @@ class _Api:
             last = found[-1] if len(found) == limit else None
             return {
                 "api_version": API_VERSION,
-                "findings": [finding_json(finding) for finding in found],
+                "findings": [shown_json(finding) for finding in found],
                 "next": last and f"{last.opened_at}.{last.id}",
             }
 
@@ -253,7 +253,7 @@ class _Api:
 
     async def finding(self, request: Request) -> Response:
         found = await self._people.finding(request.path_params["id"])
-        return await json_answer(lambda: finding_json(found))
+        return await json_answer(lambda: shown_json(found))
 
     async def take_dump(self, request: Request) -> Response:
         view = parameters.find_attempt(self._view.state, request.path_params["job"], None)
@@ -289,7 +289,7 @@ class _Api:
         name = request.path_params["name"]
         if (page := self._runbooks.get(name)) is None:
             refuse(404, f"runbook: {name!r}: unknown here: see {runbooks.PREFIX}")
-        return PlainTextResponse(page)
+        return page.answer(request)
 
 
 def _refuse_pages(handler: Handler) -> Handler:
