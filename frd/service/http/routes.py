@@ -42,6 +42,7 @@ from frd.service.http.answers import (
 )
 from frd.service.http.health_json import health_json
 from frd.service.http.json_api import cluster_json, findings_json, job_json, jobs_json
+from frd.service.http.logs_json import logs_json
 from frd.service.http.pictures import FORMS, Pictures
 from frd.service.http.web.events import Events
 from frd.service.http.web.pages import FILES, Pages
@@ -121,8 +122,9 @@ def create_app(
             methods=["POST"],
         ),
         Route("/api/v1/findings/{id:anything}/timeline", timeline),
+        Route("/api/v1/findings/{id:anything}/log", by.holder(api.log, api.has_dump_of)),
         Route("/api/v1/findings/{id:anything}", by.owner_of_finding(api.finding)),
-        Route("/api/v1/dumps/{id:anything}", by.owner_of_dump(api.dump)),
+        Route("/api/v1/dumps/{id:anything}", by.holder(api.dump, api.has_dump)),
         Route("/api/v1/cluster", by.cluster(api.cluster)),
         Route(SESSION, sessions.show),
         Route(SESSION, sessions.sign_in, methods=["POST"]),
@@ -155,11 +157,13 @@ class _Alone:
     def jobs(handler: Handler) -> Handler:
         return handler
 
-    findings = health = cluster = ready = owner = owner_of_finding = owner_of_dump = jobs
+    findings = health = cluster = ready = owner = owner_of_finding = jobs
 
     @staticmethod
-    def keeper_of_timeline(handler: Handler, _: Callable[[str], bool]) -> Handler:
+    def holder(handler: Handler, _: Callable[[str], bool]) -> Handler:
         return handler
+
+    keeper_of_timeline = holder
 
 
 class _Api:
@@ -283,6 +287,18 @@ class _Api:
             "failed": {str(rank): why for rank, why in sorted(result.failed.items())},
         }
         return await json_answer(lambda: answer, 201)
+
+    def has_dump(self, dump_id: str) -> bool:
+        return dump_id in self._view.dumps.ids()
+
+    def has_dump_of(self, finding_id: str) -> bool:
+        found = self._view.finding(finding_id)
+        return found is not None and self.has_dump(found.dump or "")
+
+    async def log(self, request: Request) -> Response:
+        """The last lines that the suspects logged, as they were when the finding opened."""
+        finding = await self._finding(request.path_params["id"])
+        return await json_answer(lambda: logs_json(finding, self._view.dumps))
 
     async def dump(self, request: Request) -> Response:
         dump_id = request.path_params["id"]

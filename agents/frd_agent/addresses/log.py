@@ -1,0 +1,87 @@
+"""The last lines that a rank wrote to its stderr, or why there are none: see `log_tail`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from frd.forms import log_lines
+from frd_agent.addresses import log_tail
+from frd_agent.addresses.read import Stderr, shown, stderr_of
+from frd_agent.proc import PROC
+from frd_agent.ranks.rank_process import RankProcess
+
+WITHIN_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Of one rank."""
+
+    process: RankProcess
+    seen: Stderr | None
+    """As it was when the agent found the process."""
+    configured: str
+    """Its path by the agent's configuration; empty without one."""
+
+    async def json(self) -> dict[str, Any]:
+        """``{"path": "/logs/rank1.err", "lines": [...], "why": ""}``; raises nothing."""
+        stderr, pid = self.seen, self.process.readable
+        if pid is not None:
+            with suppress(LookupError, ValueError):
+                stderr = stderr_of(pid)
+        if stderr is None:
+            return no_log("the agent does not see its process")
+        files = list(self._files(stderr, pid))
+        if not files:
+            goes = f"its stderr goes to {stderr.link}" if stderr.link else "its stderr is not seen"
+            return no_log(f"{goes}: if that ends up in a file, set log_path of the agent")
+        found = await _tail({"uid": stderr.uid, "gid": stderr.gid, "files": files})
+        if found["path"] and pid is not None and not self.process.may_read(pid):
+            return no_log("its process has ended, or has another user now")
+        return found
+
+    def _files(self, now: Stderr, pid: int | None) -> Iterator[tuple[str, int, bool]]:
+        if self.configured:
+            yield self.configured, 0, False
+        if pid is not None and now.path:
+            yield f"{PROC}/{pid}/fd/2", 0, True
+        if self.seen is not None and self.seen.path and self.seen.is_here:
+            yield self.seen.path, self.seen.inode, False
+
+
+async def _tail(asked: dict[str, Any]) -> dict[str, Any]:
+    try:
+        reader = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", log_tail.__file__, json.dumps(asked)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={},
+        )
+    except OSError as error:
+        return no_log(f"{sys.executable}: {error.strerror}")
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            out, _ = await reader.communicate()
+    except TimeoutError:
+        return no_log(f"its file system has not answered within {WITHIN_S:g} s")
+    finally:
+        if reader.returncode is None:
+            reader.kill()  # if its file system does not answer, it stays for as long as that
+    head, _, data = out.partition(b"\n")
+    try:
+        found = json.loads(head)
+    except ValueError:
+        return no_log(f"the process that read it ended with status {reader.returncode}")
+    lines = log_lines(data.decode("utf-8", "replace"))
+    return {"path": shown(found["path"]), "lines": lines, "why": shown(found["why"])}
+
+
+def no_log(why: str) -> dict[str, Any]:
+    return {"path": "", "lines": [], "why": why}
