@@ -17,6 +17,7 @@ from frd_agent.proc import PROC
 from frd_agent.ranks.rank_process import RankProcess
 
 WITHIN_S: Final = 2.0
+_END_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,9 @@ async def _tail(asked: dict[str, Any]) -> dict[str, Any]:
         return no_log(f"its file system has not answered within {WITHIN_S:g} s")
     finally:
         if reader.returncode is None:
-            reader.kill()  # if its file system does not answer, it stays for as long as that
+            reader.kill()
+            with suppress(TimeoutError):  # if it hangs in the kernel, it stays for as long as that
+                await asyncio.wait_for(reader.wait(), _END_S)
     head, _, data = out.partition(b"\n")
     try:
         found = json.loads(head)
