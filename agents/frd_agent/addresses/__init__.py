@@ -2,6 +2,6 @@
 
 Entry points: `read.Addresses`, for the ranks of one agent; `log.log_json`, when a log is asked for.
 Only /proc and files are read, and nothing is put between a rank and its stderr. Command lines reach
-everybody who may see a finding, so they are `blanked`. Lines of a log are for operators: they go
+all who may see a finding, so they are `blanked`. Lines of a log are for operators: they go
 into dumps, and nowhere else. All of it may be missing.
 """

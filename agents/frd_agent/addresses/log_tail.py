@@ -1,9 +1,9 @@
-"""Reads the end of a rank's log, as a program of its own: the file system may not answer, and then
+"""Reads the end of a rank's log, as a separate program: the file system may not answer, and then
 only this process hangs. It is run as a plain file, with the standard library alone.
 
 Files are named by a job, which may want an agent of root to read the files of others. So it becomes
 the user of the rank first, and the kernel decides. A file is opened for reading only when it is
-known to be a regular one: to open a pipe or a device has effects of its own.
+known to be a regular one: to open a pipe or a device has effects on others.
 
 One argument, in JSON: ``uid``, ``gid``, and ``files``: paths, each with the inode that it must have
 (0: any), and whether the path itself may be a link; the first one that can be read counts. On

@@ -2,8 +2,8 @@
 
 Its command line and environment are in its memory, whose lock a process in trouble may hold, and
 the directory of users may not answer: both are read on helper threads with a deadline. Of the
-environment only a few variables are looked at. All of it is the word of the job: a value of another
-form than expected is left out.
+environment only a few variables are looked at. The job writes all of it, so a value of another form
+than expected is left out.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from frd_agent.ranks.tap_files import TapIdentity
 from frd_agent.untrusted_files import opened, read_up_to
 
 MOST_COMMAND: Final = 300
+_WITHIN_S: Final = 1.0
+"""A node is busiest when its ranks start."""
 _COMMAND_BYTES: Final = 4096
 _ENVIRONMENT_BYTES: Final = 256 * 1024
 _CONTAINER: Final = re.compile(rb"[0-9a-f]{64}")
@@ -71,7 +73,7 @@ class Addresses:
         """`log_path`: as in the agent's configuration."""
         self._log_path = log_path
         self._proc = proc
-        self._helper = Helper(name="frd-address")
+        self._helper = Helper(_WITHIN_S, "frd-address")
         self._directory = Helper(name="frd-user-names")
         self._users: dict[int, str] = {}
 

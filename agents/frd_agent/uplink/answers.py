@@ -102,7 +102,7 @@ async def _deliver(rank: AnyRank, request: Request, one: _Answer, send: Send) ->
 async def _dump_and_identity(
     rank: AnyRank, files: Sequence[DumpFile], budget_s: float
 ) -> list[_Answer]:
-    log = asyncio.create_task(_log(rank))  # of its own limit
+    log = asyncio.create_task(_log(rank))  # which has a limit
     try:
         found = await _find(rank, files, budget_s)
         data = write_pickle(found.dump, _membership(rank, found.dump))

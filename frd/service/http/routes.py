@@ -30,6 +30,7 @@ from frd.forms import finding_json
 from frd.model import AlignedNs, Finding, FindingState, Kind
 from frd.service.access.grants import Tokens
 from frd.service.access.refusals import Refusals
+from frd.service.evidence.logs import logs_json
 from frd.service.http import parameters, runbooks
 from frd.service.http.answers import (
     API_VERSION,
@@ -42,7 +43,6 @@ from frd.service.http.answers import (
 )
 from frd.service.http.health_json import health_json
 from frd.service.http.json_api import cluster_json, findings_json, job_json, jobs_json
-from frd.service.http.logs_json import logs_json
 from frd.service.http.pictures import FORMS, Pictures
 from frd.service.http.web.events import Events
 from frd.service.http.web.pages import FILES, Pages

@@ -1,4 +1,4 @@
-"""Command lines are shown to everybody who may see a finding: no secret in them."""
+"""Command lines are shown to all who may see a finding: no secret in them."""
 
 from __future__ import annotations
 

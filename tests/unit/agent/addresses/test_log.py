@@ -19,6 +19,7 @@ import pytest
 
 from frd.forms import log_lines
 from frd_agent.addresses import log as log_module
+from frd_agent.addresses import log_tail
 from frd_agent.addresses.log import Log
 from frd_agent.addresses.read import Addresses
 from frd_agent.ranks.tap_files import TapIdentity
@@ -190,7 +191,7 @@ def test_a_file_system_that_does_not_answer(
     """The reader hangs, and not the agent; it is ended."""
     hangs = tmp_path / "hangs.py"
     hangs.write_text("import time; time.sleep(300)")
-    monkeypatch.setattr(log_module.log_tail, "__file__", str(hangs))
+    monkeypatch.setattr(log_tail, "__file__", str(hangs))
     monkeypatch.setattr(log_module, "WITHIN_S", 0.3)
     with (tmp_path / "e").open("wb") as stderr, rank(stderr) as (_, log):
         began = time.monotonic()

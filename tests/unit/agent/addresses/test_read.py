@@ -89,10 +89,10 @@ def test_an_unknown_user_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_configured_log() -> None:
     """Its parts are those of the rank."""
-    told = Addresses("/logs/{job}/{attempt}-{rank}-{local_rank}.{node}")
-    assert told.configured(SAID) == "/logs/j/2-1-1.n1"
+    addresses = Addresses("/logs/{job}/{attempt}-{rank}-{local_rank}.{node}")
+    assert addresses.configured(SAID) == "/logs/j/2-1-1.n1"
     with sleeping() as pid:
-        address, _ = told.of(process_of(pid), SAID)
+        address, _ = addresses.of(process_of(pid), SAID)
     assert address is not None
     assert address.log == "/logs/j/2-1-1.n1"
 
@@ -151,7 +151,7 @@ def pod(**variables: str) -> bytes:
 
 def test_the_pod(made: Callable[..., Address], tmp_path: Path) -> None:
     """By its own variables, or by its host's name and the files of its service account; the name
-    of the node, which a pod in its network has, is none."""
+    of the node, which a pod in its network has, is not one."""
     given = made(environ=pod(POD_NAME="train-0", POD_NAMESPACE="research"))
     assert (given.namespace, given.pod) == ("research", "train-0")
     assert made(environ=pod(HOSTNAME="train-0")).pod == ""
@@ -178,7 +178,7 @@ def test_values_of_another_form_are_left_out(made: Callable[..., Address]) -> No
 
 
 def test_a_command_line_of_bytes(made: Callable[..., Address]) -> None:
-    """What is no UTF-8 can be sent all the same."""
+    """What is no UTF-8 can be sent, too."""
     found = made(cmdline=b"python\0\xff\xfe\0--password\0\xff\0\0\0")
     assert found.command.encode()
     assert found.command.endswith(" --password REDACTED")
