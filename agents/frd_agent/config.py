@@ -31,7 +31,8 @@ LIVE_KEYS = (
 """Keys that a running agent applies after SIGHUP."""
 _SERVICE_LINK = re.compile(rf"{_PREFIX}(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\w+)?)")
 
-_LOG_PATH = re.compile(r"/([^{}\0]|{(job|attempt|rank|local_rank|node)})*")
+_LOG_FIELDS = "job, rank, local_rank, node"
+_LOG_PATH = re.compile(rf"/([^{{}}\0]|{{({_LOG_FIELDS.replace(', ', '|')})}})*")
 
 _Absolute = Annotated[Path, AfterValidator(lambda path: Path(os.path.abspath(path)))]
 """One path for the check of its parts and for every use."""
@@ -82,7 +83,7 @@ class Config(Settings):
     """Share of a recorder's ring that may be new before it is read."""
     log_path: Annotated[str, Field(max_length=1024)] = ""
     """Where ranks log, if not to the file that is their stderr: ``/logs/{job}/{rank}.err``. May
-    have job, attempt, rank, local_rank and node in braces."""
+    have job, rank, local_rank and node in braces."""
     ras: bool = True
     """Ask NCCL's RAS service on this machine for a second opinion when the service wants one."""
     outlive_ranks_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
@@ -146,10 +147,7 @@ class Config(Settings):
     @classmethod
     def _is_path(cls, value: str) -> str:
         if value and not _LOG_PATH.fullmatch(value):
-            raise ValueError(
-                f"{value}: write an absolute path, with no other braces than {{job}}, {{attempt}}, "
-                "{rank}, {local_rank} and {node}"
-            )
+            raise ValueError(f"{value}: write an absolute path; in braces {_LOG_FIELDS}")
         return value
 
     @field_validator("service")

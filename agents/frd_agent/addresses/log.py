@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from frd.forms import log_lines
 from frd_agent.addresses import log_tail
-from frd_agent.addresses.read import Stderr, shown, stderr_of
+from frd_agent.addresses.read import Stderr, shown
 from frd_agent.proc import PROC
 from frd_agent.ranks.rank_process import RankProcess
 
@@ -32,28 +31,17 @@ class Log:
 
     async def json(self) -> dict[str, Any]:
         """``{"path": "/logs/rank1.err", "lines": [...], "why": ""}``; raises nothing."""
-        stderr, pid = self.seen, self.process.readable
-        if pid is not None:
-            with suppress(LookupError, ValueError):
-                stderr = stderr_of(pid)
-        if stderr is None:
-            return no_log("the agent does not see its process")
-        files = list(self._files(stderr, pid))
+        if (seen := self.seen) is None:
+            return no_log("the agent has not seen its process")
+        files = [(self.configured, 0, False)] if self.configured else []
+        if seen.path and (pid := self.process.readable) is not None:
+            files.append((f"{PROC}/{pid}/fd/2", seen.inode, True))
+        if seen.path and seen.is_here:
+            files.append((seen.path, seen.inode, False))
         if not files:
-            goes = f"its stderr goes to {stderr.link}" if stderr.link else "its stderr is not seen"
+            goes = f"its stderr goes to {seen.link or 'what the agent may not see'}"
             return no_log(f"{goes}: if that ends up in a file, set log_path of the agent")
-        found = await _tail({"uid": stderr.uid, "gid": stderr.gid, "files": files})
-        if found["path"] and pid is not None and not self.process.may_read(pid):
-            return no_log("its process has ended, or has another user now")
-        return found
-
-    def _files(self, now: Stderr, pid: int | None) -> Iterator[tuple[str, int, bool]]:
-        if self.configured:
-            yield self.configured, 0, False
-        if pid is not None and now.path:
-            yield f"{PROC}/{pid}/fd/2", 0, True
-        if self.seen is not None and self.seen.path and self.seen.is_here:
-            yield self.seen.path, self.seen.inode, False
+        return await _tail({"uid": seen.uid, "gid": seen.gid, "files": files})
 
 
 async def _tail(asked: dict[str, Any]) -> dict[str, Any]:

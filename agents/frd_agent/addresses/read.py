@@ -13,7 +13,6 @@ import pwd
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +25,7 @@ from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.tap_files import TapIdentity
 from frd_agent.untrusted_files import opened, read_up_to
 
-MOST_COMMAND: Final = 300
+_MOST_COMMAND: Final = 300
 _WITHIN_S: Final = 1.0
 """A node is busiest when its ranks start."""
 _COMMAND_BYTES: Final = 4096
@@ -75,41 +74,29 @@ class Addresses:
         self._proc = proc
         self._helper = Helper(_WITHIN_S, "frd-address")
         self._directory = Helper(name="frd-user-names")
-        self._users: dict[int, str] = {}
 
     def of(
         self, process: RankProcess, identity: TapIdentity
     ) -> tuple[Address | None, Stderr | None]:
         """Both None if the process is not seen, or cannot be read in time."""
-        if (pid := process.readable) is None:
-            return None, None
-        try:
-            read = partial(_read, pid, identity.host, self._proc / str(pid))
-            address, stderr = self._helper.run(read)
-        except (NotInTime, OSError, LookupError):
-            return None, None
-        if not process.may_read(pid):
-            return None, None
-        log = shown(self.configured(identity) or stderr.path)
-        return replace(address, user=self._user(stderr.uid), log=log), stderr
+        with suppress(NotInTime, OSError, LookupError):
+            if (pid := process.readable) is not None:
+                at = self._proc / str(pid)
+                address, stderr = self._helper.run(lambda: _read(pid, identity.host, at))
+                if process.may_read(pid):
+                    log = shown(self.configured(identity) or stderr.path)
+                    return replace(address, user=self._user(stderr.uid), log=log), stderr
+        return None, None
 
     def configured(self, identity: TapIdentity) -> str:
         """Where the agent's configuration says that the log of a rank is; empty: nowhere."""
-        values = {
-            "job": identity.job,
-            "attempt": identity.attempt_number,
-            "rank": identity.rank,
-            "local_rank": identity.local_rank,
-            "node": identity.host,
-        }
-        return re.sub(r"{(\w+)}", lambda found: str(values[found[1]]), self._log_path)
+        local = {"local_rank": identity.local_rank, "node": identity.host}
+        return self._log_path.format(job=identity.job, rank=identity.rank, **local)
 
     def _user(self, uid: int) -> str:
         """The name, or the number if the directory does not answer in time."""
         with suppress(NotInTime, KeyError):
-            if uid not in self._users:
-                self._users[uid] = self._directory.run(lambda: pwd.getpwuid(uid).pw_name)
-            return self._users[uid]
+            return self._directory.run(lambda: pwd.getpwuid(uid).pw_name)
         return str(uid)
 
 
@@ -123,7 +110,11 @@ def _read(pid: int, node: str, at: Path) -> tuple[Address, Stderr]:
     Raises:
         LookupError: the process is gone.
     """
-    words = os.fsdecode(_bytes(at / "cmdline", _COMMAND_BYTES)).rstrip("\0").split("\0")
+    uid, gid = (int(status_line(pid, name, at.parent)[1]) for name in ("Uid", "Gid"))
+    line = _bytes(at / "cmdline", _COMMAND_BYTES)
+    words = os.fsdecode(line).rstrip("\0").split("\0")
+    if len(line) == _COMMAND_BYTES:  # what is cut may be half of a secret
+        words.pop()
     variables = _variables(_bytes(at / "environ", _ENVIRONMENT_BYTES))
     containers = _CONTAINER.findall(_bytes(at / "cgroup", _COMMAND_BYTES))
     pod = variables.get(b"POD_NAME", "")
@@ -132,28 +123,22 @@ def _read(pid: int, node: str, at: Path) -> tuple[Address, Stderr]:
         pod = "" if pod == node else pod  # in the network of the node
     address = Address(
         pid=pid,
-        command=_cut(shown(blanked(words))),
+        command=shown(blanked(words))[:_MOST_COMMAND],
         container=containers[-1].decode("ascii") if containers else "",
         slurm_job=variables.get(b"SLURM_JOB_ID", ""),
         slurm_step=variables.get(b"SLURM_STEP_ID", ""),
         namespace=variables.get(b"POD_NAMESPACE", "") or (_namespace(at) if pod else ""),
         pod=pod,
     )
-    return address, stderr_of(pid, at.parent)
+    return address, _stderr(at, uid, gid)
 
 
-def stderr_of(pid: int, proc: Path = PROC) -> Stderr:
-    """Looks at no file: its file system may not answer.
-
-    Raises:
-        LookupError: the process is gone.
-    """
-    uid, gid = (int(status_line(pid, name, proc)[1]) for name in ("Uid", "Gid"))
-    at = proc / str(pid)
+def _stderr(at: Path, uid: int, gid: int) -> Stderr:
+    """Looks at no file: its file system may not answer."""
     inode, link, is_here = b"0", "", False
     with suppress(OSError):
         link = os.readlink(at / "fd/2")
-        is_here = os.readlink(at / "ns/mnt") == os.readlink(proc / "self/ns/mnt")
+        is_here = os.readlink(at / "ns/mnt") == os.readlink(at.parent / "self/ns/mnt")
         found = re.search(rb"^ino:\s*(\d+)$", _bytes(at / "fdinfo/2", _COMMAND_BYTES), re.MULTILINE)
         inode = found[1] if found else inode
     return Stderr(uid, gid, link, int(inode), is_here)
@@ -179,7 +164,3 @@ def _namespace(at: Path) -> str:
         found = read_up_to(fd, 256).decode("utf-8", "replace").strip()
         return found if re.fullmatch(_LABEL, found) else ""
     return ""
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MOST_COMMAND else f"{text[: MOST_COMMAND - 1]}…"

@@ -30,20 +30,24 @@ class _Identity(msgspec.Struct):
 
 def logs_json(finding: Finding, dumps: DumpStore) -> dict[str, Any]:
     """Reads files."""
+    suspects = ((one, _log(dumps, finding.dump or "", one.rank)) for one in finding.suspects)
     ranks = [
-        {"rank": one.rank, "node": one.node, **_log(dumps, finding.dump, one.rank)}
-        for one in finding.suspects
+        {
+            "rank": one.rank,
+            "node": one.node,
+            "path": "".join(log_lines(log.path)[-1:]),
+            "lines": log_lines("\n".join(log.lines)),
+            "why": "".join(log_lines(log.why)[-1:]),
+        }
+        for one, log in suspects
     ]
     return {"ranks": ranks}
 
 
-def _log(dumps: DumpStore, dump_id: str | None, rank: int) -> dict[str, Any]:
-    path, lines, why = "", list[str](), "no dump with it has been taken, or it is evicted"
-    if dump_id and (said := dumps.identity(dump_id, rank)) is not None:
-        try:
-            log = msgspec.json.decode(said, type=_Identity).log
-            path, lines, why = log.path, log_lines("\n".join(log.lines)), log.why
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            why = "its agent has sent none: is it of an earlier release?"
-    path, why = ("".join(log_lines(text)[-1:]) for text in (path, why))
-    return {"path": path, "lines": lines, "why": why}
+def _log(dumps: DumpStore, dump_id: str, rank: int) -> _Log:
+    if (said := dumps.identity(dump_id, rank)) is None:
+        return _Log("", [], "no dump with it has been taken, or it is evicted")
+    try:
+        return msgspec.json.decode(said, type=_Identity).log
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _Log("", [], "its agent has sent none: is it of an earlier release?")

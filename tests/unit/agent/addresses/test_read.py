@@ -14,8 +14,10 @@ from typing import IO
 import msgspec
 import pytest
 
+from frd.errors import ConfigError
 from frd.model import Address
 from frd_agent.addresses.read import Addresses, Stderr, _read
+from frd_agent.config import load
 from frd_agent.ranks.tap_files import TapIdentity
 from tests.world.run_dir import NOBODY, identity, process_of
 
@@ -70,12 +72,13 @@ def test_a_process_of_another_user_or_none() -> None:
 
 
 def test_a_long_command_line_is_cut() -> None:
-    """After its secrets were blanked."""
-    with sleeping("x" * 100_000) as pid:
-        address, _ = Addresses().of(process_of(pid), SAID)
-    assert address is not None
-    assert len(address.command) == 300
-    assert address.command.endswith("x…")
+    """After its secrets were blanked; a word of which only a part is read is left out."""
+    for words, end in ((["x" * 1_000], "x"), (["s" * 5_000], "(300)'")):
+        with sleeping(*words) as pid:
+            address, _ = Addresses().of(process_of(pid), SAID)
+        assert address is not None
+        assert len(address.command) <= 300
+        assert address.command.endswith(end)
 
 
 def test_an_unknown_user_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,12 +92,20 @@ def test_an_unknown_user_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_configured_log() -> None:
     """Its parts are those of the rank."""
-    addresses = Addresses("/logs/{job}/{attempt}-{rank}-{local_rank}.{node}")
-    assert addresses.configured(SAID) == "/logs/j/2-1-1.n1"
+    addresses = Addresses("/logs/{job}/{rank}-{local_rank}.{node}")
+    assert addresses.configured(SAID) == "/logs/j/1-1.n1"
     with sleeping() as pid:
         address, _ = addresses.of(process_of(pid), SAID)
     assert address is not None
-    assert address.log == "/logs/j/2-1-1.n1"
+    assert address.log == "/logs/j/1-1.n1"
+
+
+@pytest.mark.parametrize("path", ["logs/{rank}", "/logs/{pid}", "/logs/{rank", "/{rank!r}", "/{}"])
+def test_a_path_that_cannot_be_used(path: str) -> None:
+    """The agent does not start."""
+    with pytest.raises(ConfigError, match="^log_path: .*: write an absolute path"):
+        load(None, {"log_path": path})
+    assert load(None, {"log_path": "/logs/{job}/{rank}.err"}).log_path == "/logs/{job}/{rank}.err"
 
 
 def test_where_stderr_is_no_file() -> None:
