@@ -36,7 +36,7 @@ class Log:
         files = [(self.configured, 0, False)] if self.configured else []
         if seen.path and (pid := self.process.readable) is not None:
             files.append((f"{PROC}/{pid}/fd/2", seen.inode, True))
-        if seen.path and seen.is_here:
+        if seen.path and seen.has_path:
             files.append((seen.path, seen.inode, False))
         if not files:
             goes = f"its stderr goes to {seen.link or 'what the agent may not see'}"

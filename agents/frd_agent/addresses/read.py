@@ -55,8 +55,8 @@ class Stderr:
     """``/logs/rank1.err``, ``pipe:[4711]``; empty if it cannot be seen."""
     inode: int = 0
     """0 if the kernel does not say (before 5.14)."""
-    is_here: bool = True
-    """The process has the agent's mounts."""
+    has_path: bool = True
+    """Its path leads to it for the agent as well, or the inode shows that it does not."""
 
     @property
     def path(self) -> str:
@@ -135,13 +135,13 @@ def _read(pid: int, node: str, at: Path) -> tuple[Address, Stderr]:
 
 def _stderr(at: Path, uid: int, gid: int) -> Stderr:
     """Looks at no file: its file system may not answer."""
-    inode, link, is_here = b"0", "", False
+    link, has_path = "", False
+    found = re.search(rb"^ino:\s*(\d+)$", _bytes(at / "fdinfo/2", _COMMAND_BYTES), re.MULTILINE)
     with suppress(OSError):
         link = os.readlink(at / "fd/2")
-        is_here = os.readlink(at / "ns/mnt") == os.readlink(at.parent / "self/ns/mnt")
-        found = re.search(rb"^ino:\s*(\d+)$", _bytes(at / "fdinfo/2", _COMMAND_BYTES), re.MULTILINE)
-        inode = found[1] if found else inode
-    return Stderr(uid, gid, link, int(inode), is_here)
+        mounts = (os.readlink(one / "ns/mnt") for one in (at, at.parent / "self"))
+        has_path = found is not None or len(set(mounts)) == 1
+    return Stderr(uid, gid, link, int(found[1]) if found else 0, has_path)
 
 
 def _bytes(path: Path, most: int) -> bytes:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
@@ -32,12 +33,17 @@ USER = 4711
 
 @contextmanager
 def rank(
-    stderr: IO[bytes] | int, *, says: str = "", uid: int | None = None, log_path: str = ""
+    stderr: IO[bytes] | int,
+    *,
+    says: str = "",
+    uid: int | None = None,
+    log_path: str = "",
+    within: tuple[str, ...] = (),
 ) -> Iterator[tuple[subprocess.Popen[bytes], Log]]:
     """A process as the agent found it, after it has written to stderr."""
     code = f"printf '%b' '{says}' >&2; echo ready; exec sleep 300"
     with subprocess.Popen(
-        ["/bin/sh", "-c", code],
+        [*within, "/bin/sh", "-c", code],
         stdout=subprocess.PIPE,
         stderr=stderr,
         user=uid,
@@ -46,7 +52,8 @@ def rank(
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        addresses, known = Addresses(log_path), process_of(process.pid)
+        owner = os.geteuid() if uid is None else uid
+        addresses, known = Addresses(log_path), process_of(process.pid, owner)
         _, seen = addresses.of(known, SAID)
         try:
             yield process, Log(known, seen, addresses.configured(SAID))
@@ -143,6 +150,21 @@ def test_a_file_that_took_its_place(tmp_path: Path) -> None:
         path.unlink()
         path.write_text("of the next attempt")
         assert "replaced by another file" in no_file(log)
+
+
+@needs_root
+def test_a_rank_with_other_mounts(tmp_path: Path) -> None:
+    """As in a container, or for an agent that systemd protects: the path may lead to another file
+    for the agent, which its inode shows."""
+    path = tmp_path / "rank1.err"
+    mounts = ("unshare", "--mount")
+    with path.open("wb") as stderr, rank(stderr, says="own", within=mounts) as (process, log):
+        process.kill()
+        process.wait()
+        assert read(log)["lines"] == ["own"]
+        assert log.seen is not None
+        unknown = replace(log.seen, inode=0, has_path=False)
+        assert no_file(replace(log, seen=unknown)).startswith("its stderr goes to /")
 
 
 def test_a_removed_file_of_a_living_rank(tmp_path: Path) -> None:

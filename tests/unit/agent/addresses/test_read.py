@@ -59,7 +59,7 @@ def test_a_real_process(tmp_path: Path) -> None:
     assert address.command.startswith(sys.executable)
     assert address.command.endswith(" --token REDACTED")
     assert "hidden" not in repr(address)
-    assert (address.log, seen.path, seen.is_here) == (str(log), str(log), True)
+    assert (address.log, seen.path, seen.has_path) == (str(log), str(log), True)
     assert seen.inode in (0, log.stat().st_ino)
 
 
@@ -103,7 +103,7 @@ def test_the_configured_log() -> None:
 @pytest.mark.parametrize("path", ["logs/{rank}", "/logs/{pid}", "/logs/{rank", "/{rank!r}", "/{}"])
 def test_a_path_that_cannot_be_used(path: str) -> None:
     """The agent does not start."""
-    with pytest.raises(ConfigError, match="^log_path: .*: write an absolute path"):
+    with pytest.raises(ConfigError, match=r"^log_path: .*: write an absolute path"):
         load(None, {"log_path": path})
     assert load(None, {"log_path": "/logs/{job}/{rank}.err"}).log_path == "/logs/{job}/{rank}.err"
 
