@@ -57,6 +57,8 @@ def tail(path: str, inode: int, may_be_link: bool) -> bytes:
     found = os.fstat(known)
     if not stat.S_ISREG(found.st_mode):
         raise OSError(0, "no regular file")
+    if found.st_uid != os.geteuid() and not found.st_mode & stat.S_IROTH:
+        raise OSError(0, "of another user")  # which capabilities of the agent could read
     if inode not in (0, found.st_ino):
         raise OSError(0, "replaced by another file since the rank wrote there")
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

@@ -187,7 +187,7 @@ def open_to_all() -> Iterator[Path]:
 @needs_root
 def test_an_agent_of_root_reads_as_the_user_of_the_rank(open_to_all: Path) -> None:
     """Its own file; and no file that this user cannot read: not one of root that it got opened for
-    writing, not one that a link or the configuration leads to."""
+    writing, not one that the configuration leads to, not one in a folder of root."""
     own, secret = open_to_all / "own.err", open_to_all / "root.err"
     own.touch()
     os.chown(own, USER, USER)
@@ -199,11 +199,15 @@ def test_an_agent_of_root_reads_as_the_user_of_the_rank(open_to_all: Path) -> No
         process.wait()
         assert read(log)["lines"] == ["own"]
     with secret.open("ab") as stderr, rank(stderr, says="more", uid=USER) as (process, log):
-        assert "Permission denied" in no_file(log)
+        assert "of another user" in no_file(log)
         process.kill()
         process.wait()
-        assert "Permission denied" in no_file(log)
+        assert "of another user" in no_file(log)
     with rank(subprocess.PIPE, uid=USER, log_path=str(secret)) as (_, log):
+        assert no_file(log) == f"{secret}: of another user"
+        secret.chmod(0o644)
+        assert read(log)["lines"] == ["of root", "more"]
+        open_to_all.chmod(0o700)
         assert no_file(log) == f"{secret}: Permission denied"
 
 
