@@ -136,9 +136,9 @@ class App:
         )
         self._timeline_store = TimelineStore(config.data_dir / "timelines.sqlite3")
         self._timelines = Timelines(self._timeline_store, lambda: self._cells.state, now)
-        view = ServiceView(
-            self._cells, self._findings, self._dumps, self._cells, now, self._timelines
-        )
+        of_stores = self._findings, self._dumps, self._cells
+        silences = self._common.silences
+        view = ServiceView(self._cells, *of_stores, now, self._timelines, silences)
         self._peers = _peers(config, view, self._cells) if config.cluster.servers else None
         self._paces = Paces()
         app: ASGIApp = create_app(view, self._peers, self._web())

@@ -8,7 +8,8 @@ The learned pauses of a job are a row of another table. They are not synced to t
 losing them costs little.
 
 Messages to webhooks that are not delivered are rows of a third table, the outbox. They are written
-with the finding that caused them, so that a crash loses none.
+with the finding that caused them, so that a crash loses none. Single values are rows of a fourth
+table, by key.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ CREATE TABLE pauses (
 """,
     """
 CREATE TABLE outbox (target TEXT, key TEXT, since_ns INTEGER, body BLOB, UNIQUE (target, key));
+""",
+    """
+CREATE TABLE kept (key TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
 """,
 )
 """The steps from each version of the schema to the next one, beginning with an empty file."""
@@ -204,6 +208,14 @@ class FindingStore:
         """The pauses of all jobs, in the order of learning."""
         rows = self.db.rows("SELECT job, body FROM pauses ORDER BY learned_ns, job")
         return self._readable("pauses", rows, lambda row: JobPauses.decode(row[1]))
+
+    def value(self, key: str) -> bytes | None:
+        rows = self.db.rows("SELECT CAST(body AS BLOB) FROM kept WHERE key = ?", (key,))
+        return rows[0][0] if rows else None
+
+    def keep_value(self, key: str, value: bytes) -> None:
+        with self.db.transaction("FULL") as db:
+            db.execute("INSERT OR REPLACE INTO kept VALUES (?, ?)", (key, value))
 
     def prune(self, *, max_count: int, max_age_s: float, now: AlignedNs) -> int:
         """Delete findings that closed `max_age_s` ago, then the oldest closed ones, beyond

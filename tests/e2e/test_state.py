@@ -169,3 +169,37 @@ async def test_a_message_that_may_have_been_sent(tmp_path: Path) -> None:
         first, second = (sent["Idempotency-Key"] for sent in receiver.headers)
         assert first == second
         assert receiver.events() == ["opened", "opened"]
+
+
+async def test_what_people_said_outlasts_a_killed_service(tmp_path: Path) -> None:
+    """A finding is acknowledged, its job is silenced, and the service is killed: the next process
+    has both, and exit code 3 stays. The finding is closed, gets a note, and the process is killed,
+    too: the third one has the note."""
+    data, flags = tmp_path / "data", config(tmp_path)
+
+    def says(service: Service, *words: str) -> str:
+        done = frd("findings", *words, "--http", service.http)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    with serving(data, *flags) as service:
+        finding = await hang(service)
+        id_, job = finding["id"], finding["job"]
+        assert says(service, "ack", id_).startswith(f"acknowledged {id_}: ")
+        says(service, "silence", "--job", job, "--for", "1h", "--because", "it moves")
+        until(lambda: service.get(f"/api/v1/findings/{id_}").get("silenced_by"), "not silenced")
+        service.process.kill()
+    with serving(data, *flags) as service:
+        (known,) = service.get("/api/v1/findings?state=open")["findings"]
+        assert known["acknowledged_by"].endswith(" (unverified)")
+        assert known["silenced_by"].endswith(f" (unverified), for job {job}")
+        assert frd("findings", "--http", service.http).returncode == 3
+        assert ": it moves\n" in says(service, "silence", "--list")
+        says(service, "close", id_, "--because", "seen")
+        says(service, "note", id_, "a bad disk")
+        service.process.kill()
+    with serving(data, *flags) as service:
+        known = service.get(f"/api/v1/findings/{id_}")
+        assert [one["text"] for one in known["notes"]] == ["a bad disk"]
+        assert known["close_reason"].endswith(" (unverified): seen")
+        service.terminate()

@@ -13,6 +13,7 @@ from frd.errors import ServiceUnavailable
 from frd.model import AttemptKey, Finding
 from frd.service.cells.cell import Cell
 from frd.service.cells.merged import add, evaluated_at, merge, nodes_of
+from frd.service.findings.people import Mark
 from frd.service.journal.payloads import Dismissal
 from frd.service.periodic import Faults
 from frd.service.state import Counters, DumpResult, NodeView, ServiceState
@@ -91,10 +92,18 @@ class Cells(dict[int, Cell]):
                 return await cell.evaluator.dismiss(dismissal)
         return None
 
+    async def mark(self, finding: Finding, mark: Mark) -> Finding:
+        """See `Evaluator.mark`."""
+        return await self._cell_of(finding.job).evaluator.mark(finding, mark)
+
     async def take(
         self, key: AttemptKey, ranks: Sequence[int] | None, *, stacks: bool, timeout_s: float
     ) -> DumpResult:
         """See `Dumper.take`."""
-        if (cell := self.get(self.number_of(key.job))) is None:
-            raise ServiceUnavailable(f"job: {key.job!r}: another replica has it now: try again")
-        return await cell.dumper.take(key, ranks, stacks=stacks, timeout_s=timeout_s)
+        dumper = self._cell_of(key.job).dumper
+        return await dumper.take(key, ranks, stacks=stacks, timeout_s=timeout_s)
+
+    def _cell_of(self, job: str) -> Cell:
+        if (cell := self.get(self.number_of(job))) is None:
+            raise ServiceUnavailable(f"job: {job!r}: another replica has it now: try again")
+        return cell

@@ -3,10 +3,11 @@
 Routes and what they do; `parameters` checks requests, the forms of answers are in `answers` and the
 modules ending in ``_json``. In a cluster, `peers` decides which replica answers.
 
-The API reads, takes dumps and closes findings; it can change nothing else. Web pages cannot take a
-dump or close a finding: the API accepts only the content type of JSON, which another site may not
-send, and no request with an Origin header, which browsers also add after DNS rebinding (a site
-whose name resolves to this service). The service's own page only reads.
+The API reads, takes dumps, and takes what people say of findings (`people`); it can change nothing
+else. Other web pages can do neither: the API accepts only the content type of JSON, which another
+site may not send, and checks the Origin header, which browsers also add after DNS rebinding (a site
+whose name resolves to this service). The service's own page takes no dumps. The replica that a
+client asks checks that, and forwards a request without the Origin.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 from starlette.applications import Starlette
@@ -27,10 +28,11 @@ from starlette.routing import Route
 from frd.decodable import decodable
 from frd.errors import ServiceUnavailable, StoreError
 from frd.forms import finding_json
-from frd.model import AlignedNs, Finding, FindingState, Kind
+from frd.model import AlignedNs, FindingState, Kind
 from frd.service.access.grants import Tokens
 from frd.service.access.refusals import Refusals
 from frd.service.evidence.logs import logs_json
+from frd.service.findings.silences import Refused
 from frd.service.http import parameters, runbooks
 from frd.service.http.answers import (
     API_VERSION,
@@ -43,20 +45,18 @@ from frd.service.http.answers import (
 )
 from frd.service.http.health_json import health_json
 from frd.service.http.json_api import cluster_json, findings_json, job_json, jobs_json
+from frd.service.http.people import PeopleApi
 from frd.service.http.pictures import FORMS, Pictures
 from frd.service.http.web.events import Events
 from frd.service.http.web.pages import FILES, Pages
 from frd.service.http.web.session import PATH as SESSION
-from frd.service.http.web.session import Sessions
-from frd.service.journal.payloads import Dismissal
+from frd.service.http.web.session import OwnPage, Sessions
 from frd.service.metrics import collector
 from frd.service.view import ServiceView
 
 if TYPE_CHECKING:
     from frd.service.http.peers.peers import Peers  # needs httpx, which only a cluster needs
 
-MAX_REASON_CHARS: Final = 1000
-_SEE_FINDINGS: Final = "see /api/v1/findings or `frd findings --all`"
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
@@ -65,11 +65,6 @@ class _DumpRequest(msgspec.Struct, forbid_unknown_fields=True):
     ranks: str | None = None
     stacks: bool = False
     timeout_s: float = 10.0
-
-
-@decodable
-class _CloseRequest(msgspec.Struct, forbid_unknown_fields=True):
-    because: str
 
 
 class _Anything(PathConvertor):
@@ -100,7 +95,8 @@ def create_app(
 ) -> Starlette:
     """The ASGI application of one service; `peers` are the other replicas of its cluster."""
     pictures = Pictures(view)
-    api, by = _Api(view, pictures), peers or _Alone()
+    people = PeopleApi(view)
+    api, by = _Api(view, pictures, people), peers or _Alone()
     sessions = Sessions(web.tokens, web.public_url, web.refusals)
     asked = {"jobs": by.jobs(api.jobs), "health": by.health(api.health), "job": by.owner(api.job)}
     events = Events(view, asked, web.tokens)
@@ -110,17 +106,17 @@ def create_app(
         Route("/-/healthy", api.healthy),
         Route("/-/ready", by.ready(api.ready)),
         Route("/api/v1/jobs", asked["jobs"]),
-        Route("/api/v1/jobs/{job:anything}/dumps", by.owner(api.take_dump), methods=["POST"]),
+        Route(
+            "/api/v1/jobs/{job:anything}/dumps",
+            _refuse_pages(by.owner(api.take_dump)),
+            methods=["POST"],
+        ),
         Route("/api/v1/jobs/{job:anything}", asked["job"]),
         Route("/api/v1/health", asked["health"]),
         Route("/api/v1/events", events.stream),
         Route("/api/v1/findings", by.findings(api.findings)),
         Route("/api/v1/history", api.history),
-        Route(
-            "/api/v1/findings/{id:anything}/close",
-            by.owner_of_finding(api.close),
-            methods=["POST"],
-        ),
+        *_said(people, by.owner_of_finding, OwnPage(web.public_url, has_tokens=bool(web.tokens))),
         Route("/api/v1/findings/{id:anything}/timeline", timeline),
         Route("/api/v1/findings/{id:anything}/log", by.holder(api.log, api.has_dump_of)),
         Route("/api/v1/findings/{id:anything}", by.owner_of_finding(api.finding)),
@@ -136,6 +132,7 @@ def create_app(
         routes=routes,
         exception_handlers={
             HTTPException: _http_error,
+            Refused: _conflict,
             StoreError: _unavailable,
             ServiceUnavailable: _unavailable,
             Exception: _broken,
@@ -148,6 +145,17 @@ def _pages() -> Iterator[Route]:
     yield Route(FILES + "{name:anything}", pages.file)
     for path in ("/", "/history", "/jobs/{name:anything}", "/findings/{name:anything}"):
         yield Route(path, pages.page)
+
+
+def _said(people: PeopleApi, owner: Callable[[Handler], Handler], page: OwnPage) -> Iterator[Route]:
+    """What people say: of a finding, to the owner of its job; silences, to any replica."""
+    for handler in (people.ack, people.assign, people.note, people.silence, people.close):
+        path = f"/api/v1/findings/{{id:anything}}/{handler.__name__}"
+        yield Route(path, page.only(owner(handler)), methods=["POST"])
+    yield Route("/api/v1/silences", people.silences)
+    yield Route("/api/v1/silences", page.only(people.put_silence), methods=["POST"])
+    end = page.only(people.end_silence)
+    yield Route("/api/v1/silences/{id:anything}", end, methods=["DELETE"])
 
 
 class _Alone:
@@ -169,9 +177,10 @@ class _Alone:
 class _Api:
     """What this replica has."""
 
-    def __init__(self, view: ServiceView, pictures: Pictures) -> None:
+    def __init__(self, view: ServiceView, pictures: Pictures, people: PeopleApi) -> None:
         self._view = view
         self._pictures = pictures
+        self._people = people
         self._runbooks = runbooks.load()
 
     async def metrics(self, _: Request) -> Response:
@@ -247,30 +256,10 @@ class _Api:
         return await json_answer(answer)
 
     async def finding(self, request: Request) -> Response:
-        found = await self._finding(request.path_params["id"])
+        found = await self._people.finding(request.path_params["id"])
         return await json_answer(lambda: finding_json(found))
 
-    async def _finding(self, finding_id: str) -> Finding:
-        if (found := await asyncio.to_thread(self._view.finding, finding_id)) is not None:
-            return found
-        refuse(404, f"finding: {finding_id!r}: unknown here: {_SEE_FINDINGS}")
-
-    async def close(self, request: Request) -> Response:
-        """Close an open finding by hand; its incident opens no other finding while it lasts."""
-        finding_id = request.path_params["id"]
-        _refuse_pages(request)
-        asked = await parameters.body(request, _CloseRequest, "send because")
-        because = " ".join(asked.because.split())
-        if not 0 < len(because) <= MAX_REASON_CHARS:
-            refuse(400, f"because: {len(because)} characters: say why in 1 to {MAX_REASON_CHARS}")
-        closed = await self._view.published.dismiss(Dismissal(finding_id, because))
-        if closed is None:
-            known = await self._finding(finding_id)
-            refuse(409, f"finding: {finding_id}: closed already: {known.close_reason}")
-        return await json_answer(lambda: finding_json(closed))
-
     async def take_dump(self, request: Request) -> Response:
-        _refuse_pages(request)
         view = parameters.find_attempt(self._view.state, request.path_params["job"], None)
         say = "send ranks (0-3,7), stacks and timeout_s"
         wanted = await parameters.body(request, _DumpRequest, say)
@@ -297,7 +286,7 @@ class _Api:
 
     async def log(self, request: Request) -> Response:
         """The last lines that the suspects logged, as they were when the finding opened."""
-        finding = await self._finding(request.path_params["id"])
+        finding = await self._people.finding(request.path_params["id"])
         return await json_answer(lambda: logs_json(finding, self._view.dumps))
 
     async def dump(self, request: Request) -> Response:
@@ -319,9 +308,13 @@ class _Api:
         return PlainTextResponse(page)
 
 
-def _refuse_pages(request: Request) -> None:
-    if "origin" in request.headers:
-        refuse(403, "origin: web pages may not change anything: use the frd command")
+def _refuse_pages(handler: Handler) -> Handler:
+    async def answer(request: Request) -> Response:
+        if "origin" in request.headers:
+            refuse(403, "origin: web pages may not take dumps: use `frd dump`")
+        return await handler(request)
+
+    return answer
 
 
 # -- errors ------------------------------------------------------------------------------------
@@ -334,6 +327,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     bare = error.detail in ("Not Found", "Method Not Allowed")
     message = f"path: {request.url.path}: {known}: see the documented API" if bare else error.detail
     return error_response(error.status_code, message, error.headers)
+
+
+async def _conflict(_: Request, error: Exception) -> Response:
+    return error_response(409, str(error))
 
 
 async def _unavailable(_: Request, error: Exception) -> Response:

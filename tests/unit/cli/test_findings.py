@@ -15,6 +15,7 @@ import termios
 import pytest
 
 from frd.cli import BLIND, FAILED, FINDINGS_PRESENT
+from frd.cli.commands.findings.one import said_by
 from frd.cli.screens.watching import watching_text
 from tests.unit.cli.shell import Shell
 from tests.world.daemons import run_program
@@ -167,7 +168,9 @@ def test_closing_by_hand(service: Service, ask: Shell) -> None:
     service.says("/api/v1/findings/ab12", FINDING)
     service.says("/api/v1/findings/ab12/close", {**FINDING, "state": "closed"})
     closed = ask("findings", "close", "ab12", "--because", "a known pause")
-    assert service.asked[-1] == ("/api/v1/findings/ab12/close", b'{"because":"a known pause"}')
+    path, body = service.asked[-1]
+    assert path == "/api/v1/findings/ab12/close"
+    assert json.loads(body) == {"because": "a known pause", "by": said_by()}
     assert closed.out == "closed ab12: it hangs\n"
 
 

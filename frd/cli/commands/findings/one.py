@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import socket
 from typing import Any
 from urllib.parse import quote
 
@@ -17,6 +19,7 @@ from frd.errors import FrdError, ServiceUnavailable
 from frd.usage import examples, plain
 
 _LEAST_PREFIX = 4
+_MOST_CHARS = 100
 _SEARCHED = "10000"
 """Number of the newest findings among which the beginning of an id is searched."""
 
@@ -44,7 +47,7 @@ def show(client: Client, finding: str, log_only: bool, as_json: bool) -> int:
 
     Exit code 3 while it is open, or goes on after it was closed by hand, else 0.
     """
-    found = _find(client, finding)
+    found = find(client, finding)
     logs = client.get(f"/api/v1/findings/{quote(found['id'], safe='')}/log") if log_only else None
     if as_json:
         print_json(found if logs is None else logs)
@@ -76,17 +79,29 @@ def close(client: Client, finding: str, because: str, as_json: bool) -> None:
     While the incident lasts, its job stays stalled, `frd findings` lists the finding as closed by
     hand, and no other finding opens. If the service has tokens, this needs an operator's token.
     """
-    found = _find(client, finding)
-    closed = client.post(
-        f"/api/v1/findings/{quote(found['id'], safe='')}/close", {"because": because}
-    )
+    found = find(client, finding)
+    closed = client.post(finding_path(found, "close"), {"because": because, "by": said_by()})
     if as_json:
         print_json(closed)
     else:
         click.echo(f"closed {closed['id']}: {plain(closed['summary'])}")
 
 
-def _find(client: Client, name: str) -> Any:
+def said_by() -> str:
+    """Who types this: user and host. A service with tokens records the token's name instead."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without a name for its user
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"[:_MOST_CHARS]
+
+
+def finding_path(finding: Any, *rest: str) -> str:
+    """``/api/v1/findings/{id}/...``"""
+    return "/".join(("/api/v1/findings", quote(finding["id"], safe=""), *rest))
+
+
+def find(client: Client, name: str) -> Any:
     """The finding with the id `name`, or the only one whose id begins with it.
 
     Raises:

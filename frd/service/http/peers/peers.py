@@ -41,6 +41,7 @@ Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 _PATIENCE_S: Final = 15.0
 """For the owner itself, in addition to the time limit of its agents."""
+_READING: Final = ("GET", "HEAD")
 _AGAIN: Final = "try again in a few seconds, see frd status"
 
 
@@ -69,13 +70,13 @@ class Peers:
         return answer
 
     def owner_of_finding(self, handler: Handler) -> Handler:
-        """A closed finding is final, and every replica has it; of an open one, and of one that is
-        not known here yet, the owner of its job answers."""
+        """Every replica has closed findings; of an open one, of one that is not known here yet, and
+        to change one, the owner of its job answers."""
 
         async def answer(request: Request) -> Response:
             finding_id = request.path_params["id"]
             found = await asyncio.to_thread(self._view.finding, finding_id)
-            if found is not None and not found.lasts:
+            if found is not None and not found.lasts and request.method in _READING:
                 return await handler(request)
             if found is None and is_forwarded(request):
                 return await handler(request)
@@ -134,7 +135,7 @@ class Peers:
         if owner is None or owner.name == view.me:
             refuse(503, f"job: {job!r}: no replica has its cell {cell} at present: {_AGAIN}")
         body = await body_of(request, "send less")
-        read_s = READ_S if request.method in ("GET", "HEAD") else _patience_s(body)
+        read_s = READ_S if request.method in _READING else _patience_s(body)
         try:
             answered = await self._client.send(owner, forwarded(request, view.me, body, read_s))
         except NoAnswer as error:

@@ -100,6 +100,8 @@ def _gist(finding: Finding) -> tuple[object, ...]:
     return (
         *(*gist, suspects, finding.witness is None, len(finding.victims)),
         *(bool(finding.second_opinion), finding.opened_at // 1_000_000_000, finding.goes_on),
+        *(finding.acknowledged_by, finding.assigned_to, len(finding.notes)),
+        *(finding.silenced_until_at, finding.silenced_by),
     )
 
 

@@ -59,6 +59,8 @@ def changed(**fields: object) -> Finding:
         changed(severity=Severity.CRITICAL),
         changed(dump="d1"),
         changed(ended_by="ended by KeyboardInterrupt"),
+        changed(acknowledged_by="alice"),
+        changed(silenced_until_at=WAITING.opened_at),
         changed(witness=Witness(1, ())),
         changed(victims=(1, 2)),
         changed(suspects=()),
