@@ -25,6 +25,7 @@ from frd.model import EntryColumns, NodeRawNs
 from frd.version import __version__
 from frd.wire.messages import MAX_UNREADABLE, PROTOCOL, Hello, Request, Unreadable
 from frd_agent import tap
+from frd_agent.addresses.read import Addresses
 from frd_agent.config import LIVE_KEYS, Config
 from frd_agent.counters import Counters
 from frd_agent.inspection.inspector import Inspector
@@ -86,6 +87,7 @@ class Agent:
             time=self._time,
             policy=PollPolicy(fill=config.ring_fill),
             dumping=asyncio.Semaphore(_CONCURRENT_DUMPS),
+            addresses=Addresses(config.log_path),
         )
         me = Holder(os.getpid(), self._node, config.service, time.time(), __version__)
         self._lock = RunLock(config.run_dir, me)

@@ -144,6 +144,8 @@ class Attempt:
                 "ranks.rank", "range", f"{info.rank}: the attempt has ranks 0..{limit - 1}"
             )
         known = self._ranks.infos.get(info.rank)
+        if known is not None and self.has_seen(info) and info.address is None:
+            info = replace(info, address=known.address)  # of an agent that found it dead
         self._take(of_rank(info) - (of_rank(known) if known else 0), "ranks.rank")
         self.world_size = world_size
         if not self.has_seen(info):

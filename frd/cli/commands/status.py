@@ -167,10 +167,10 @@ def _ended(line: _Object) -> Text:
     states = ", ".join(f"{count} {state}" for state, count in line["ranks"].items())
     size = line["world_size"] or sum(line["ranks"].values())
     text = Text(plain(line["job"]), style="red" if line.get("failure") else "dim")
-    return text.append(
-        f"  attempt {line['attempt']} {_how_over(line)}, {size} ranks ({states}), "
-        f"last heard {age_text(line.get('last_heard_s'))}"
-    )
+    heard_s = line.get("last_heard_s")
+    heard = "" if heard_s is None else f", last heard {age_text(heard_s)}"
+    text.append(f"  attempt {line['attempt']} {_how_over(line)}, {size} ranks ({states}){heard}")
+    return text
 
 
 def _how_over(line: _Object) -> str:

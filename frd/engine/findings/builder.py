@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Final
 
 from frd.engine.clocks.uncertain_time import FOREVER, UncertainTime, ties
@@ -13,6 +13,7 @@ from frd.engine.findings.claim import NEVER, Claim, severity_of
 from frd.engine.state.snapshot import Snapshot
 from frd.forms import later
 from frd.model import (
+    Address,
     AlignedNs,
     AttemptKey,
     CollectiveRef,
@@ -118,8 +119,13 @@ def suspect(
     info = snapshot.info.get(rank)
     return Suspect(
         *(rank, node_of(snapshot, rank), reason, confidence, "; ".join(filter(None, evidence))),
-        address=info.address if info is not None else None,
+        address=_clean(info.address) if info is not None and info.address is not None else None,
     )
+
+
+def _clean(address: Address) -> Address:
+    pid, *texts = astuple(address)
+    return Address(pid, *map(text.clean, texts))
 
 
 def in_phase(

@@ -92,7 +92,9 @@ def _is_open(path: str) -> bool:
 def _role(method: str, path: str) -> Role:
     """Reading needs the role reader; changes (taking a dump, what people say) need operator.
 
-    So does reading a dump, which holds the stack frames of the user's program.
+    So does reading a dump, which holds the stack frames of the user's program, and the end of a
+    log, which may hold anything.
     """
-    harmless = method in ("GET", "HEAD") and not path.startswith("/api/v1/dumps")
-    return Role.READER if harmless else Role.OPERATOR
+    is_log = path.startswith("/api/v1/findings/") and path.endswith("/log")
+    is_inside = is_log or path.startswith("/api/v1/dumps")
+    return Role.READER if method in ("GET", "HEAD") and not is_inside else Role.OPERATOR

@@ -31,6 +31,7 @@ from frd.errors import ServiceUnavailable, StoreError
 from frd.model import AlignedNs, FindingState, Kind
 from frd.service.access.grants import Tokens
 from frd.service.access.refusals import Refusals
+from frd.service.evidence.logs import logs_json
 from frd.service.findings.silences import Refused
 from frd.service.http import parameters, runbooks
 from frd.service.http.answers import (
@@ -117,8 +118,9 @@ def create_app(
         Route("/api/v1/history", api.history),
         *_said(people, by.owner_of_finding, OwnPage(web.public_url, has_tokens=bool(web.tokens))),
         Route("/api/v1/findings/{id:anything}/timeline", timeline),
+        Route("/api/v1/findings/{id:anything}/log", by.holder(api.log, api.has_dump_of)),
         Route("/api/v1/findings/{id:anything}", by.owner_of_finding(api.finding)),
-        Route("/api/v1/dumps/{id:anything}", by.owner_of_dump(api.dump)),
+        Route("/api/v1/dumps/{id:anything}", by.holder(api.dump, api.has_dump)),
         Route("/api/v1/cluster", by.cluster(api.cluster)),
         Route(SESSION, sessions.show),
         Route(SESSION, sessions.sign_in, methods=["POST"]),
@@ -163,11 +165,13 @@ class _Alone:
     def jobs(handler: Handler) -> Handler:
         return handler
 
-    findings = health = cluster = ready = owner = owner_of_finding = owner_of_dump = jobs
+    findings = health = cluster = ready = owner = owner_of_finding = jobs
 
     @staticmethod
-    def keeper_of_timeline(handler: Handler, _: Callable[[str], bool]) -> Handler:
+    def holder(handler: Handler, _: Callable[[str], bool]) -> Handler:
         return handler
+
+    keeper_of_timeline = holder
 
 
 class _Api:
@@ -272,6 +276,18 @@ class _Api:
             "failed": {str(rank): why for rank, why in sorted(result.failed.items())},
         }
         return await json_answer(lambda: answer, 201)
+
+    def has_dump(self, dump_id: str) -> bool:
+        return dump_id in self._view.dumps.ids()
+
+    def has_dump_of(self, finding_id: str) -> bool:
+        found = self._view.finding(finding_id)
+        return found is not None and self.has_dump(found.dump or "")
+
+    async def log(self, request: Request) -> Response:
+        """The last lines that the suspects logged, as they were when the finding opened."""
+        finding = await self._people.finding(request.path_params["id"])
+        return await json_answer(lambda: logs_json(finding, self._view.dumps))
 
     async def dump(self, request: Request) -> Response:
         dump_id = request.path_params["id"]

@@ -23,7 +23,7 @@ BIN = Path(sys.executable).parent
         ("frd statsu", "statsu: no such command, did you mean status: see `frd --help`"),
         ("frd findings --wach", "--wach: no such option, did you mean --watch: see `frd findings"),
         ("frd findings export --format x", "--format: 'x' is not one of 'json', 'csv': see `frd"),
-        ("frd findings ab12 --bogus", "--bogus: no such option: see `frd findings show --help`"),
+        ("frd findings ab12 --xyzzy", "--xyzzy: no such option: see `frd findings show --help`"),
         (
             "frd findings --since soon",
             "write a time such as 2026-11-20T10:00:00Z, or 7d, 12h, 30m",

@@ -30,20 +30,33 @@ _SEARCHED = "10000"
         "frd findings 5f0c6a2e91d3b784",
         "frd findings 5f0c                # the beginning of an id is enough",
         "frd findings show 5f0c --json",
+        "frd findings 5f0c --log          # the end of the suspects' stderr",
     ),
 )
 @click.argument("finding", metavar="ID")
+@click.option(
+    "--log", "log_only", is_flag=True, help="Only what the suspects logged last, when it opened."
+)
 @json_option
 @service_options
-def show(client: Client, finding: str, as_json: bool) -> int:
+def show(client: Client, finding: str, log_only: bool, as_json: bool) -> int:
     """Show one finding in full: evidence, whole stacks, victims, history, and the address of its
     page. The same as `frd findings ID`.
+
+    Logs need an operator's token if the service has tokens.
 
     Exit code 3 while it is open, or goes on after it was closed by hand, else 0.
     """
     found = find(client, finding)
+    logs = client.get(f"/api/v1/findings/{quote(found['id'], safe='')}/log") if log_only else None
     if as_json:
-        print_json(found)
+        print_json(found if logs is None else logs)
+    elif logs is not None:
+        for log in logs["ranks"]:
+            where = log["why"] or log["path"]
+            click.echo(plain(f"==> rank {log['rank']} on {log['node']}: {where}"))
+            for line in log["lines"]:
+                click.echo(plain(line))
     else:
         screen = console()
         screen.print(finding_panel(found, whole=True))

@@ -87,18 +87,20 @@ class Peers:
 
         return answer
 
-    def owner_of_dump(self, handler: Handler) -> Handler:
-        """The replica that took the dump has it."""
+    def holder(self, handler: Handler, has: Callable[[str], bool]) -> Handler:
+        """The replica that took a dump has it, and the logs in it; `has` says it of this one."""
 
         async def answer(request: Request) -> Response:
-            dump_id = request.path_params["id"]
-            if is_forwarded(request) or dump_id in await asyncio.to_thread(self._view.dumps.ids):
+            name = request.path_params["id"]
+            if await asyncio.to_thread(has, name):
                 return await handler(request)
+            if is_forwarded(request):
+                refuse(404, f"dump: {name!r}: not kept here")
             others = self._others()
             relayed, silent = await self._questions.first_that_has(request, others)
             if relayed is not None:
                 return relayed
-            self._require_all(f"dump: {dump_id!r}", silent)
+            self._require_all(f"dump: {name!r}", silent)
             return await handler(request)
 
         return answer
