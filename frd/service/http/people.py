@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frd.decodable import decodable
-from frd.engine.findings.text import clean
 from frd.do_now import shown_json
+from frd.engine.findings.text import clean
 from frd.forms import encodable, utc_ns, utc_text
 from frd.model import AlignedNs, Finding, FindingState, Note
 from frd.service.access.grants import GRANT, MAX_NAME_CHARS, Grant
