@@ -231,6 +231,7 @@ def test_a_database_of_an_earlier_version(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("DROP TABLE pauses")  # what version 2 added
         db.execute("DROP TABLE outbox")  # what version 3 added
+        db.execute("DROP TABLE notified")  # what version 4 added
         db.execute("PRAGMA user_version = 1")
     with closing(FindingStore(path)) as store:
         assert store.open_findings() == [stored]
