@@ -1,4 +1,4 @@
-"""`frd notify test`: sends one message to a webhook of the configuration, to see that it arrives."""
+"""`frd notify test`: one message to a webhook of the configuration, to see that it arrives."""
 
 from __future__ import annotations
 
