@@ -102,7 +102,7 @@ def _slack(notice: Notice, links: Mapping[str, str]) -> str:
     steps = (f"{text} {_code(command)}".rstrip() for text, command in _steps(notice))
     lines = [f"*{_title(notice)}*", *_cause(notice), *steps, *_rest(notice)]
     # Escaped for Slack, so that nothing in a job's name becomes a mention or a link.
-    text = html.escape("\n".join(clean(line, _MAX_LINE_CHARS) for line in lines), quote=False)
+    text = html.escape("\n".join(lines), quote=False)
     if len(text) > _MAX_SLACK_CHARS:
         # Not in the middle of an escape.
         text = f"{text[:_MAX_SLACK_CHARS].rpartition(' ')[0]} …"
@@ -143,7 +143,7 @@ def _teams(notice: Notice, links: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _run(text: str, **style: Any) -> dict[str, Any]:
-    return {"type": "TextRun", "text": clean(text, _MAX_LINE_CHARS), **style}
+    return {"type": "TextRun", "text": text, **style}
 
 
 def _pagerduty(notice: Notice, links: Mapping[str, str]) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def _pagerduty(notice: Notice, links: Mapping[str, str]) -> dict[str, Any]:
     job, kind = clean(finding.job), finding.kind.value
     details = {
         "event": notice.event,
-        "effect": finding.effect,
+        "effect": _line(finding.effect),
         "suspects": "\n".join(_rest(notice)),
         "do_now": "\n".join(": ".join(filter(None, step)) for step in _steps(notice)),
         "command": _command(finding),
@@ -191,12 +191,12 @@ def _title(notice: Notice) -> str:
         "closed": "closed",
         "test": "test",
     }
-    return f"{news[notice.event]}: {finding.kind.value} in job {finding.job}"
+    return _line(f"{news[notice.event]}: {finding.kind.value} in job {finding.job}")
 
 
 def _cause(notice: Notice) -> list[str]:
     finding = notice.finding
-    return list(filter(None, (finding.headline or finding.summary, finding.effect)))
+    return [_line(text) for text in (finding.headline or finding.summary, finding.effect) if text]
 
 
 def _steps(notice: Notice) -> list[tuple[str, str]]:
@@ -204,14 +204,19 @@ def _steps(notice: Notice) -> list[tuple[str, str]]:
     if notice.event not in ("opened", "critical", "suspect"):
         return []
     steps = finding_json(notice.finding).get("do_now", ())
-    return [(step["text"], step.get("command", "")) for step in steps]
+    return [(_line(step["text"]), step.get("command", "")) for step in steps]
 
 
-def _rest(notice: Notice) -> Iterator[str]:
-    """What the cause leaves out: of each suspect what shows it, its line, and its wait."""
+def _rest(notice: Notice) -> list[str]:
+    """What the cause leaves out."""
+    return [_line(text) for text in _details(notice)]
+
+
+def _details(notice: Notice) -> Iterator[str]:
+    """Of each suspect what shows it, its line, and its wait."""
     finding, is_over = notice.finding, notice.event in _ACTIONS
     suspects = () if is_over else finding.suspects[:_MAX_SUSPECTS]
-    lines = {one.rank: _line(one) for one in suspects}
+    lines = {one.rank: _shown(one) for one in suspects}
     for who, alike in folded(finding_json(finding)["suspects"][: len(suspects)]):
         first, *_ = alike.values()
         said = "; ".join(f"{of}{lines[suspect['rank']]}" for of, suspect in alike.items())
@@ -224,7 +229,11 @@ def _rest(notice: Notice) -> Iterator[str]:
         yield f"closed: {finding.close_reason}"
 
 
-def _line(suspect: Suspect) -> str:
+def _line(text: str) -> str:
+    return clean(text[: _MAX_LINE_CHARS + 1], _MAX_LINE_CHARS)
+
+
+def _shown(suspect: Suspect) -> str:
     said = suspect.evidence
     wait = suspect.waits_for.text if suspect.waits_for is not None else ""
     for more in (place(suspect.stack[0]) if suspect.stack else "", wait):

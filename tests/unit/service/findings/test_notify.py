@@ -293,6 +293,8 @@ def test_one_table_or_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ]
     assert config.changed_keys(one, two) == ["notify"]
     assert "notify" in config.LIVE_KEYS
+    text = '[notify]\nformat = "pagerduty"\nrouting_key_file = "f"\n'
+    assert loaded(tmp_path, text).notify[0].url == "https://events.pagerduty.com/v2/enqueue"
     by_file = loaded(tmp_path, '[[notify]]\nurl_file = "f"\n')
     assert loaded(tmp_path, config.as_toml(by_file)) == by_file
     monkeypatch.setenv("FRD_NOTIFY", '[{"url": "http://e/", "format": "slack"}]')
@@ -310,6 +312,11 @@ def test_one_table_or_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ('url = "http://h/s3cret x"', "notify.0.url: set, not shown: write it without spaces"),
         ('urll = "s3cret"', "notify.0.urll: unknown key: did you mean notify.0.url?"),
         ('url = "http://h/"\non = ["soon"]', "notify.0.on.0: 'soon': must be 'opened', 'critical"),
+        ('format = "pagerduty"', "notify.0.routing_key_file: not set: format pagerduty needs it"),
+        (
+            'url = "http://h/"\nrouting_key_file = "f"',
+            "notify.0.routing_key_file: set: only format pagerduty has one",
+        ),
         ('url = "http://h/"\non = []', "notify.0.on: []: name at least one event"),
         ('url = "http://h/"\ntimeout_s = 0', "notify.0.timeout_s: 0: must be greater than 0"),
         ('url = "http://h/"\n[[notify]]\nurl = "http://h/"\nname = "1"', "notify.1.name: '1': ano"),
