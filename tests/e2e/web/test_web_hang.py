@@ -61,7 +61,7 @@ def test_a_hang_from_its_opening_to_its_end(watched: Watched, tmp_path: Path) ->
         expect(row).to_contain_text(f"rank {STUCK} on", timeout=WITHIN_S * 1000)
         assert time.monotonic() - began < WITHIN_S
         expect(page.get_by_role("heading", level=1)).to_contain_text("1 open finding")
-        row.get_by_role("link", name=re.compile("has waited")).click()
+        row.get_by_role("link", name=re.compile("^Rank")).click()
         shows_the_cause(page, client, finding["id"])
         shows_the_timeline(page, client, finding["id"])
         downloads_a_trace(page, tmp_path)

@@ -81,8 +81,8 @@ def test_two_processes_on_one_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "what", "words"),
     [
-        (SeriesKind.HOST_USED, "host", "host memory of rank 1 rose first"),
-        (SeriesKind.TORCH_ALLOCATED, "allocator", "memory of rank 1 rose first"),
+        (SeriesKind.HOST_USED, "host", "Rank 1 (n0): its host memory rose first"),
+        (SeriesKind.TORCH_ALLOCATED, "allocator", "memory in torch's allocator rose first"),
     ],
 )
 def test_not_the_memory_of_a_device(
@@ -187,8 +187,8 @@ def test_no_samples_at_all(tmp_path: Path) -> None:
 
 SCREEN = """\
 ╭─ memory_spike · open · llama ────────────────────────────────────────────────────────────────────╮
-│ GPU memory of rank 1 rose first: +5.8 GiB in 2.9 s, 34.2 GiB left, exhausted in about 17 s as of │
-│ 08:00:32                                                                                         │
+│ Rank 1 (n0): its GPU memory rose first; +5.8 GiB in 2.9 s, 34.2 GiB left, exhausted in about 17  │
+│ s as of 08:00:32                                                                                 │
 │                                                                                                  │
 │ suspect  rank 1 on n0: its memory rose first (memory), high confidence                           │
 │          memory of device 1 of rank 1: +5.8 GiB in 2.9 s, 34.2 GiB left, exhausted in about 17 s │

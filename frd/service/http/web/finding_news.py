@@ -107,4 +107,4 @@ def _ageless(finding: Finding) -> Finding:
     collective = finding.collective
     if collective is not None:
         collective = replace(collective, waited_s=0.0)
-    return replace(finding, collective=collective, summary="")
+    return replace(finding, collective=collective, effect="", summary="")
