@@ -17,16 +17,15 @@ from frd.service.findings.messages import Event, Notice, body, sample_finding
 from frd.store.findings import Owed
 from frd.usage import examples
 
+_EXAMPLES = examples("frd notify test chat", "frd notify test pager --config /etc/frd/frd.toml")
 
-@click.group("notify")
+
+@click.group("notify", epilog=_EXAMPLES)
 def command() -> None:
     """Messages to the webhooks of `[[notify]]`."""
 
 
-@command.command(
-    "test",
-    epilog=examples("frd notify test chat", "frd notify test pager --config /etc/frd/frd.toml"),
-)
+@command.command("test", epilog=_EXAMPLES)
 @click.argument("name", metavar="NAME")
 @click.option("--config", "path", type=PATH, metavar="FILE", help="The service's TOML file.")
 def test(name: str, path: Path | None) -> None:

@@ -81,7 +81,8 @@ def test_a_chat_gets_text_with_suspects_and_a_command(tmp_path: Path, receiver: 
     scene.close()
     texts = [message["text"] for message in receiver.received]
     assert [list(message) for message in receiver.received] == [["text"]] * 2
-    assert event.finding.summary in texts[0]
+    assert event.finding.headline in texts[0]
+    assert event.finding.effect in texts[0]
     assert "• rank 2 on " in texts[0]
     assert f"`frd findings {event.finding.id}`" in texts[0]
     assert texts[0].splitlines()[-2:] == [
