@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import unicodedata
 from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frd.do_now import do_now, shown_json
 from frd.engine.findings.builder import looks_alike
 from frd.engine.findings.headlines import MOST_CHARS, worded
+from frd.forms import finding_from_json, finding_json, json_bytes
 from frd.model import (
     Address,
     AlignedNs,
@@ -29,7 +32,7 @@ from frd.model import (
 TEXTS = st.text(max_size=6) | st.sampled_from(
     ["node7", "-rf", "a\nb\u202e", "\ud800\x00", "'; rm -rf / #", "x" * 150, "very long " * 15]
 )
-RANKS = st.integers(0, 1 << 20)
+RANKS = st.integers(0, (1 << 20) - 1)
 SAYS = st.sampled_from(["has been in read() of {}", "has been waiting for {}", "{}", ""])
 
 
@@ -139,3 +142,29 @@ def test_the_cause_is_in_the_headline_only(finding: Finding) -> None:
     said = worded(finding)
     for cause in ("/what/", "stack.py", "doing ", "evidence ", "differs "):
         assert cause not in said.effect
+
+
+@given(findings)
+def test_commands_can_be_pasted(finding: Finding) -> None:
+    """One to three steps. A shell takes each command apart into its arguments, and no name of a
+    node, file, pod or job becomes an option or has a control character."""
+    steps = do_now(finding)
+    assert 1 <= len(steps) <= 3
+    for step in steps:
+        assert step.text[0].isupper()
+        assert shlex.split(step.command) == list(step.args)
+        assert is_line(step.command)
+        assert "-rf" not in step.args
+        assert "\ufffd" not in step.command
+
+
+@given(findings)
+def test_what_is_shown_is_json_of_the_finding(finding: Finding) -> None:
+    """What to do is one more key, and the finding can be read back."""
+    shown = shown_json(finding)
+    assert json_bytes(shown)
+    steps = shown.pop("do_now")
+    assert [step["text"] for step in steps] == [step.text for step in do_now(finding)]
+    assert all(("args" in step) is ("command" in step) for step in steps)
+    assert shown == finding_json(finding)
+    assert finding_from_json(shown | {"do_now": steps}) == finding_from_json(shown)

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, TypeAlias, assert_never
 
 from frd.address import finding_page
 from frd.config import NotifyEvent, NotifyTarget
+from frd.do_now import do_now, shown_json
 from frd.engine.findings.text import clean, place
 from frd.forms import finding_json, folded, utc_text
 from frd.model import AlignedNs, Finding, FindingState, Kind, Severity, Suspect
@@ -83,7 +84,7 @@ def body(notice: Notice, target: NotifyTarget, url: str, *, has_pages: bool = Tr
 
 
 def _generic(notice: Notice, links: Mapping[str, str]) -> dict[str, Any]:
-    shown = finding_json(notice.finding)
+    shown = (finding_json if notice.event == "test" else shown_json)(notice.finding)
     for suspect in shown["suspects"]:
         suspect.get("address", {}).pop("command", None)
     keys = ("id", "job", "kind", "summary", "headline", "effect", "suspects", "do_now")
@@ -203,8 +204,7 @@ def _steps(notice: Notice) -> list[tuple[str, str]]:
     """What to do while it lasts: text and command, which may be empty."""
     if notice.event not in ("opened", "critical", "suspect"):
         return []
-    steps = finding_json(notice.finding).get("do_now", ())
-    return [(_line(step["text"]), step.get("command", "")) for step in steps]
+    return [(_line(step.text), step.command) for step in do_now(notice.finding)]
 
 
 def _rest(notice: Notice) -> list[str]:

@@ -25,8 +25,8 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from frd.decodable import decodable
+from frd.do_now import shown_json
 from frd.errors import ServiceUnavailable, StoreError
-from frd.forms import finding_json
 from frd.model import AlignedNs, Finding, FindingState, Kind
 from frd.service.access.grants import Tokens
 from frd.service.access.refusals import Refusals
@@ -236,7 +236,7 @@ class _Api:
             last = found[-1] if len(found) == limit else None
             return {
                 "api_version": API_VERSION,
-                "findings": [finding_json(finding) for finding in found],
+                "findings": [shown_json(finding) for finding in found],
                 "next": last and f"{last.opened_at}.{last.id}",
             }
 
@@ -244,7 +244,7 @@ class _Api:
 
     async def finding(self, request: Request) -> Response:
         found = await self._finding(request.path_params["id"])
-        return await json_answer(lambda: finding_json(found))
+        return await json_answer(lambda: shown_json(found))
 
     async def _finding(self, finding_id: str) -> Finding:
         if (found := await asyncio.to_thread(self._view.finding, finding_id)) is not None:
@@ -263,7 +263,7 @@ class _Api:
         if closed is None:
             known = await self._finding(finding_id)
             refuse(409, f"finding: {finding_id}: closed already: {known.close_reason}")
-        return await json_answer(lambda: finding_json(closed))
+        return await json_answer(lambda: shown_json(closed))
 
     async def take_dump(self, request: Request) -> Response:
         _refuse_pages(request)

@@ -17,7 +17,7 @@ import msgspec
 from frd.cluster.cells import CELLS, cell_of
 from frd.cluster.lease import ClusterView
 from frd.decodable import decodable
-from frd.forms import finding_json
+from frd.do_now import shown_json
 from frd.model import Finding, FindingState
 from frd.service.http.job_json import MOST_NODES
 from frd.service.http.watching_json import NO_AGENT
@@ -174,7 +174,7 @@ def merge_findings(
     cells = listing.own.cells.union(*(heard.cells for heard in others))
     by_id: dict[str, Json] = {}
     if state != FindingState.CLOSED:
-        stored = (finding_json(copy) for copy in copies)
+        stored = (shown_json(copy) for copy in copies)
         by_id = {one["id"]: one for one in stored if cell_of(one["job"]) not in cells}
         for heard in others:
             by_id |= {one["id"]: one for one in heard.json["findings"]}

@@ -132,7 +132,8 @@ def test_without_the_page_messages_lead_to_the_runbook_only(
 
 @pytest.mark.parametrize("form", ["json", "slack", "teams", "pagerduty"])
 def test_a_message_says_what_a_person_needs_first(form: Format, tmp_path: Path) -> None:
-    """Cause, effect, line, wait and page; not the command line, in which secrets may be."""
+    """Cause, effect, line, wait, what to do, and page; not the command line, in which secrets may
+    be."""
     key = routing_key(tmp_path) if form == "pagerduty" else None
     with Receiver() as receiver:
         target = NotifyTarget(url=receiver.url, format=form, routing_key_file=key)
@@ -141,7 +142,14 @@ def test_a_message_says_what_a_person_needs_first(form: Format, tmp_path: Path) 
         finding = waiting(scene.published[0].finding)
         text = json.dumps(sent(scene, receiver, finding))
         scene.close()
-    for part in (finding.headline, finding.effect, "train.py:88", "pid 25037", "/findings/f2"):
+    for part in (
+        finding.headline,
+        finding.effect,
+        "train.py:88",
+        "pid 25037",
+        "ssh node1",
+        "/findings/f2",
+    ):
         assert part in text, part
     assert "api-key" not in text
 

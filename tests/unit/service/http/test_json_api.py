@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from frd.do_now import shown_json
 from frd.engine.views import GroupView, MemoryView, StatusView
-from frd.forms import finding_json, utc_ns, utc_text
+from frd.forms import utc_ns, utc_text
 from frd.model import AlignedNs, AttemptKey, Change, FindingEvent, Kind, SeriesInfo, SeriesKind
 from frd.service.http.json_api import group_json
 from frd.service.state import ServiceState
@@ -142,7 +143,7 @@ def test_job_in_full(client: Client) -> None:
         }
     ]
     assert job["memory"] == {"ranks": 0, "recent_every_s": 0.0, "series": []}
-    assert job["findings"] == [finding_json(finding(2)), finding_json(finding(1))]
+    assert job["findings"] == [shown_json(finding(2)), finding_json(finding(1))]
     newest = client.get("/api/v1/jobs/train").json
     assert (newest["attempt"], newest["findings"]) == (1, [])
 
@@ -407,7 +408,7 @@ def test_closing_by_hand_hides_nothing(client: Client) -> None:
     assert line["findings_closed_by_hand"] == 1
     job = client.get("/api/v1/jobs/train").json
     listed = client.get("/api/v1/findings", "state=open").json["findings"]
-    assert (job["state"], job["findings"], listed) == ("stalled", listed, [finding_json(going_on)])
+    assert (job["state"], job["findings"], listed) == ("stalled", listed, [shown_json(going_on)])
     recent = client.get("/api/v1/findings", "since=2099-01-01T00:00:00Z").json["findings"]
     assert [one["id"] for one in recent if one.get("goes_on")] == [going_on.id]
     one = client.get(f"/api/v1/findings/{going_on.id}").json
