@@ -1,4 +1,4 @@
-"""`frd notify test`: a message to one webhook, and what comes of it."""
+"""`frd notify test`: a message to one webhook, and its answer."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def test_a_message_that_is_refused(shell: Shell, tmp_path: Path) -> None:
         error = shell("notify", "test", "pager", "--config", path, code=1).error
     assert error.startswith("frd: error: notify pager: HTTP 404 after 0.")
     receiver.port = free_port()
-    nobody = shell("notify", "test", "chat", "--config", config(tmp_path, receiver), code=1).error
-    assert nobody.startswith("frd: error: notify chat: Connection refused after 0.")
-    assert not any(secret in error + nobody for secret in ("s3cret", KEY))
+    down = shell("notify", "test", "chat", "--config", config(tmp_path, receiver), code=1).error
+    assert down.startswith("frd: error: notify chat: Connection refused after 0.")
+    assert not any(secret in error + down for secret in ("s3cret", KEY))
 
 
 def test_a_name_that_is_not_configured(shell: Shell, tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_pagerduty_follows_a_finding(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("status", [400, 429, 500])
 def test_what_pagerduty_says(tmp_path: Path, status: int) -> None:
-    """A bad request is refused; too many requests and an error of its own are repeated."""
+    """A bad request is refused; too many requests and an error of the server are repeated."""
     with Receiver() as receiver:
         receiver.status, key = status, routing_key(tmp_path)
         scene = Scene(

@@ -240,7 +240,7 @@ def test_each_target_has_its_own_choice(finding: Finding) -> None:
 
 def test_an_acknowledgement_follows_the_first_message(finding: Finding) -> None:
     """A warning is acknowledged, and becomes critical. A pager for critical findings is called, and
-    learns that somebody has it; others learn it once, also if it is taken back and given again."""
+    learns that a person has it; others learn it once, also if it is taken back and given again."""
     warning = replace(finding, acknowledged_by="anna")
     critical = replace(warning, severity=Severity.CRITICAL)
     story = [FindingEvent(Change.OPENED, finding)]
