@@ -12,7 +12,8 @@ from typing import Final
 
 import pytest
 
-from frd.do_now import TABLE, do_now, in_general
+from frd.do_now import do_now, in_general
+from frd.do_now.table import TABLE
 from frd.model import (
     Address,
     AlignedNs,

@@ -248,7 +248,7 @@ def _effect(finding: Finding, timed: bool) -> str:
         return f"{waiting} {wait} for {them}" if count else ""
     if finding.kind is Kind.MISMATCH and not count:
         return ""
-    where = f"in {_where(ref)}" + (f" for {_seconds(ref.waited_s)}" if timed else "")
+    where = f"in {_where(ref)}" + (f" for {duration_text(ref.waited_s)}" if timed else "")
     others, groups = len(finding.victims), len(finding.groups_held_up)
     held = f", in all {others} rank{'s' * (others != 1)} in {groups} groups"
     where += held if others and groups > 1 else ""
@@ -268,10 +268,6 @@ def _where(ref: CollectiveRef) -> str:
     if not ref.group_id and ref.op in _WAYS:
         return _WAYS[ref.op]
     return collective(ref.op, ref.seq, "") + (f" of {clean(ref.group)}" if ref.group else "")
-
-
-def _seconds(waited_s: float) -> str:
-    return f"{waited_s:.0f} s" if 9.95 <= waited_s < 99.5 else duration_text(waited_s)
 
 
 # -- the rest ------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ export function duration(seconds) {
   if (s < 0.001) return `${Number((s * 1e6).toPrecision(2))} µs`;
   if (s < 0.0995) return `${Number((s * 1e3).toPrecision(2))} ms`;
   if (s < 9.95) return `${s.toFixed(1)} s`;
-  if (s < 59.5) return `${Math.round(s)} s`;
+  if (s < 99.5) return `${Math.round(s)} s`;
   let minutes = Math.round(s / 60);
   if (minutes < 60) return `${minutes} min`;
   let hours = Math.floor(minutes / 60);

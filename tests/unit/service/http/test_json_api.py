@@ -143,7 +143,7 @@ def test_job_in_full(client: Client) -> None:
         }
     ]
     assert job["memory"] == {"ranks": 0, "recent_every_s": 0.0, "series": []}
-    assert job["findings"] == [shown_json(finding(2)), finding_json(finding(1))]
+    assert job["findings"] == [shown_json(finding(2)), shown_json(finding(1))]
     newest = client.get("/api/v1/jobs/train").json
     assert (newest["attempt"], newest["findings"]) == (1, [])
 
