@@ -40,29 +40,29 @@ def after(
     if finding.is_silenced(now):
         news = [event for event in news if event == _ACKNOWLEDGED]
     for target in targets:
-        is_told = target.name in known.targets
+        is_reached = target.name in known.targets
         wanted = (e for e in news if e != _ACKNOWLEDGED and _wants(target, e, finding))
         if (first := next(wanted, None)) is not None:
             messages.append((target.name, first))
-        is_acknowledged = _ACKNOWLEDGED in (news if is_told else happened)
-        if is_acknowledged and (is_told or first is not None) and _ACKNOWLEDGED in target.on:
+        is_acknowledged = _ACKNOWLEDGED in (news if is_reached else happened)
+        if is_acknowledged and (is_reached or first is not None) and _ACKNOWLEDGED in target.on:
             messages.append((target.name, _ACKNOWLEDGED))
-    told = dict.fromkeys((*known.targets, *(name for name, _ in messages)))
-    return Notified(finding.id, (*known.events, *news), tuple(told)), messages
+    reached = dict.fromkeys((*known.targets, *(name for name, _ in messages)))
+    return Notified(finding.id, (*known.events, *news), tuple(reached)), messages
 
 
 def at_end(known: Notified, targets: Sequence[NotifyTarget]) -> list[tuple[str, NotifyEvent]]:
     """The messages about a closing."""
-    told = [one for one in targets if one.name in known.targets]
-    return [(one.name, "closed") for one in told if "closed" in one.on]
+    reached = [one for one in targets if one.name in known.targets]
+    return [(one.name, "closed") for one in reached if "closed" in one.on]
 
 
 def assumed(finding: Finding, targets: Sequence[NotifyTarget], now: AlignedNs) -> Notified:
     """What another process has made of an open finding, as far as that can be known."""
     happened = _happened(finding)
-    told = [one.name for one in targets if any(_wants(one, e, finding) for e in happened)]
+    reached = [one.name for one in targets if any(_wants(one, e, finding) for e in happened)]
     events = () if finding.is_silenced(now) else happened
-    return Notified(finding.id, tuple(events), tuple(told))
+    return Notified(finding.id, tuple(events), tuple(reached))
 
 
 def _happened(finding: Finding) -> list[NotifyEvent]:

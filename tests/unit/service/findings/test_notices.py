@@ -38,7 +38,7 @@ def scene(tmp_path: Path, receiver: Receiver) -> Iterator[Scene]:
 
 def answer(scene: Scene, questions: list[Question]) -> None:
     """Rank 2 answers what it was asked for, inspections not: its agent is of an earlier release.
-    The service evaluates, as it does then."""
+    The service evaluates then."""
     stack, none = Stack.of(stack_text("")), {"unanswered": "unknown part", "is_silent": True}
     for question in (one for one in questions if 2 in one.ranks):
         is_inspection = question.rule.kind is QuestionKind.INSPECTION
