@@ -44,6 +44,7 @@ _RUNBOOKS: Final[dict[Kind, str]] = {
 }
 _ACTIONS: Final[dict[str, str]] = {"acknowledged": "acknowledge", "closed": "resolve"}
 """Of PagerDuty; the others trigger."""
+_LINKS: Final = {"page_url": "Open the finding", "runbook_url": "Runbook"}
 Event: TypeAlias = NotifyEvent | Literal["test"]
 
 
@@ -100,7 +101,7 @@ def _generic(notice: Notice, links: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _slack(notice: Notice, links: Mapping[str, str]) -> str:
-    steps = (f"{text} {_code(command)}".rstrip() for text, command in _steps(notice))
+    steps = (f"→ {text} {_code(command)}".rstrip() for text, command in _steps(notice))
     lines = [f"*{_title(notice)}*", *_cause(notice), *steps, *_rest(notice)]
     # Escaped for Slack, so that nothing in a job's name becomes a mention or a link.
     text = html.escape("\n".join(lines), quote=False)
@@ -120,10 +121,9 @@ def _teams(notice: Notice, links: Mapping[str, str]) -> dict[str, Any]:
     rows = [[_run(_title(notice), weight="Bolder", size="Medium")]]
     rows += [[_run(line)] for line in _cause(notice)]
     for text, command in _steps(notice):
-        rows.append([_run(text), *([_run(f" {command}", fontType="Monospace")] if command else [])])
+        rows.append([_run(f"→ {text} "), _run(command or " ", fontType="Monospace")])
     rows += [[_run(line, isSubtle=True)] for line in _rest(notice)]
     rows.append([_run(_command(notice.finding), fontType="Monospace")])
-    titles = {"page_url": "Open the finding", "runbook_url": "Runbook"}
     body = [{"type": "RichTextBlock", "inlines": row} for row in rows]
     card = {
         "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
@@ -132,8 +132,8 @@ def _teams(notice: Notice, links: Mapping[str, str]) -> dict[str, Any]:
         "msteams": {"width": "Full"},
         "body": body,
         "actions": [
-            {"type": "Action.OpenUrl", "title": titles[key], "url": link}
-            for key, link in links.items()
+            {"type": "Action.OpenUrl", "title": _LINKS[key], "url": url}
+            for key, url in links.items()
         ],
     }
     while len(json.dumps(card)) > _MAX_CARD_BYTES:
@@ -153,30 +153,29 @@ def _pagerduty(notice: Notice, links: Mapping[str, str]) -> dict[str, Any]:
     content = {"event_action": action, "dedup_key": finding.id}
     if action != "trigger":
         return content
-    job, kind = clean(finding.job), finding.kind.value
     details = {
-        "event": notice.event,
-        "effect": _line(finding.effect),
         "suspects": "\n".join(_rest(notice)),
-        "do_now": "\n".join(": ".join(filter(None, step)) for step in _steps(notice)),
+        "do_now": "\n".join(" ".join(step) for step in _steps(notice)),
         "command": _command(finding),
     }
-    first = finding.suspects[0] if finding.suspects else None
+    job, first = clean(finding.job), next(iter(finding.suspects), None)
     payload = {
         "summary": clean(f"{job}: {'; '.join(_cause(notice))}", _MAX_SUMMARY_CHARS),
-        "source": clean(first.node if first is not None and first.node else finding.job) or "frd",
+        "source": clean(first.node if first is not None else "") or job or "frd",
         "severity": _severity(finding),
         "timestamp": utc_text(finding.opened_at),
         "group": job,
-        "class": kind,
-        "custom_details": {key: text for key, text in details.items() if text},
+        "class": finding.kind.value,
+        "custom_details": details,
     }
     if first is not None:
         payload["component"] = f"rank {first.rank}"
-    texts = {"page_url": "Finding", "runbook_url": "Runbook"}
-    more = {"links": [{"href": link, "text": texts[key]} for key, link in links.items()]}
-    client = {"client": "frd", **({"client_url": links["page_url"]} if "page_url" in links else {})}
-    return {**content, **client, **more, "payload": payload}
+    return {
+        **content,
+        "client": "frd",
+        "links": [{"href": url, "text": _LINKS[key]} for key, url in links.items()],
+        "payload": payload,
+    }
 
 
 # -- parts of a message --------------------------------------------------------------------------

@@ -15,7 +15,7 @@ they are silenced. Messages that were not delivered are in the outbox of the pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from frd.config import NotifyEvent, NotifyTarget
@@ -67,14 +67,13 @@ def assumed(finding: Finding, targets: Sequence[NotifyTarget], now: AlignedNs) -
 
 def _happened(finding: Finding) -> list[NotifyEvent]:
     """To an open finding."""
-    return [event for event, has_happened in _each(finding) if has_happened]
-
-
-def _each(finding: Finding) -> Iterator[tuple[NotifyEvent, bool]]:
-    yield "opened", True
-    yield "critical", finding.severity is Severity.CRITICAL
-    yield "suspect", bool(finding.suspects)
-    yield "acknowledged", bool(finding.acknowledged_by)
+    has_happened: dict[NotifyEvent, bool] = {
+        "opened": True,
+        "critical": finding.severity is Severity.CRITICAL,
+        "suspect": bool(finding.suspects),
+        _ACKNOWLEDGED: bool(finding.acknowledged_by),
+    }
+    return [event for event, is_so in has_happened.items() if is_so]
 
 
 def _wants(target: NotifyTarget, event: NotifyEvent, finding: Finding) -> bool:

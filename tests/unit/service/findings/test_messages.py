@@ -174,7 +174,7 @@ def test_pagerduty_follows_a_finding(tmp_path: Path) -> None:
     assert receiver.problems == []
     trigger, *others = receiver.received
     assert trigger["routing_key"] == KEY
-    assert trigger["client_url"] == f"http://127.0.0.1:9374/findings/{finding.id}"
+    assert trigger["links"][0]["href"] == f"http://127.0.0.1:9374/findings/{finding.id}"
     payload = trigger["payload"]
     assert (payload["severity"], payload["class"]) == ("warning", "stall")
     assert payload["group"] == finding.job
