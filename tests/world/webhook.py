@@ -26,6 +26,8 @@ class Receiver:
         """When each of `received` arrived."""
         self.headers: list[Mapping[str, str]] = []
         self.asked = 0
+        self.asked_at = 0.0
+        """When the first request came."""
         self.status = 200
         self.location = ""
         self.gate = threading.Event()
@@ -38,6 +40,7 @@ class Receiver:
 
     def _answer(self, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
         self.asked += 1
+        self.asked_at = self.asked_at or time.time()
         self.gate.wait(60)
         content = json.loads(body)
         if problems := list(self._check(content)):
