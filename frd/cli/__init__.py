@@ -29,6 +29,7 @@ COMMANDS = {
     "demo": "Run a small job that hangs on this machine, and name the first cause.",
     "status": "Show open findings, jobs, groups, ranks, memory and clocks.",
     "findings": "List findings; show, close or export them.",
+    "report": "Print a finding as Markdown, for a ticket.",
     "dump": "Fetch Flight Recorder dumps of all ranks, taken now or for a finding.",
     "analyze": "Name the first cause in a folder of dumps, without a service.",
     "replay": "Compute the findings of a journal, offline.",

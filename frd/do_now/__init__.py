@@ -40,7 +40,8 @@ def do_now(finding: Finding) -> tuple[Step, ...]:
     """One to three steps."""
     suspect = next(iter(finding.suspects), None)
     address = (suspect.address if suspect is not None else None) or Address()
-    return _filled(TABLE[case_of(finding)], _values(finding, suspect, address), address)
+    values = _values(finding, suspect, address)
+    return _filled(TABLE[case_of(finding)], values, address)[:_MOST]
 
 
 def shown_json(finding: Finding) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def _filled(rows: Sequence[Row], values: Mapping[str, str], address: Address) ->
         steps.append(Step(row.text, args))
     if not any(step.args for step in steps):
         steps.insert(0, Step(READ.text, _args(READ.command, values)))
-    return tuple(steps[:_MOST])
+    return tuple(steps)
 
 
 def _exec(address: Address) -> tuple[str, ...]:

@@ -24,7 +24,9 @@ class Row:
 LOGIN: Final = Row("Log in to the node.", "ssh {node}")
 READ: Final = Row("Read the evidence.", "frd findings {id}")
 _SLURM: Final = Row("See what Slurm says of the job.", "scontrol show job {slurm_job}")
-_STACK: Final = Row("Read the stacks of all its threads.", "py-spy dump --pid {pid}", "pod")
+_STACK: Final = Row(
+    "Read the stacks of all threads of the process.", "py-spy dump --pid {pid}", "pod"
+)
 _RESTART: Final = Row("Repair what it waits for; if it still waits then, restart the job.")
 _FILE: Final = Row("Does the file answer? Use a shell that you can lose.", "ls -l {path}", "pod")
 _MOUNT: Final = Row("Does the file system answer, and has it space left?", "df -h {mount}", "pod")

@@ -70,8 +70,8 @@ _WAYS: Final = {POLL: "a poll", DEVICE: "a wait for their devices", LOCK: "a wai
 """What ranks are in if that is no call."""
 _ASIDE: Final = re.compile(r" \((pid \d+|\d+\.\d cores|state \w|asleep in \w+\(\), [a-z ]+)\)")
 """Details of a wait for which a headline has no room."""
-_AT: Final = re.compile(r"(; last report)? at \d\d:\d\d:\d\d")
-"""Ends the part of a lost rank's evidence that says how it ended."""
+_WHEN: Final = re.compile(r"(; last report)? at \d\d:\d\d:\d\d( \(last [^;]*\))?")
+"""When a lost rank ended, and in what, which headlines leave out."""
 
 
 def worded(finding: Finding, *, timed: bool = True) -> Finding:
@@ -88,7 +88,7 @@ def worded(finding: Finding, *, timed: bool = True) -> Finding:
     cause = _cause(finding, timed)
     effect = clean(_effect(finding, timed), _MOST_EFFECT)
     rest = (*_rest(finding, cause, timed), _tie(finding.suspects), finding.ended_by)
-    headline = shortened(_AT.split(cause)[0] if finding.kind is Kind.RANK_LOST else cause)
+    headline = shortened(_WHEN.sub("", cause) if finding.kind is Kind.RANK_LOST else cause)
     summary = "; ".join(filter(None, (_begun(cause), effect, *rest)))
     return replace(finding, headline=headline, effect=effect, summary=summary)
 

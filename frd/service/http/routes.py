@@ -300,7 +300,7 @@ class _Api:
         name = request.path_params["name"]
         if (page := self._runbooks.get(name)) is None:
             refuse(404, f"runbook: {name!r}: unknown here: see {runbooks.PREFIX}")
-        return PlainTextResponse(page)
+        return page.answer(request)
 
 
 def _refuse_pages(request: Request) -> None:

@@ -154,7 +154,10 @@ def test_keys_only(service: Serving, watched: Watched) -> None:
     expect(lanes.get_by_role("status")).to_contain_text("has not joined all_reduce #6")
 
 
-PATHS = ("/", f"/findings/{7:016x}", "/jobs/llm", "/history", "/jobs/%E0%A4%A")
+PATHS = (
+    *("/", f"/findings/{7:016x}", "/jobs/llm", "/history", "/jobs/%E0%A4%A"),
+    *("/runbooks/", "/runbooks/FrdCollectiveStalled.md"),
+)
 
 
 def test_a_narrow_screen(service: Serving, browser: Browser) -> None:
@@ -165,6 +168,16 @@ def test_a_narrow_screen(service: Serving, browser: Browser) -> None:
             expect(page.get_by_text(re.compile("^Loading$"))).to_have_count(0)
             expect(page.get_by_role("heading", level=1)).to_be_visible()
             assert overflow_px(page) <= 0, path
+
+
+def test_runbooks(service: Serving, watched: Watched) -> None:
+    """From the list to a runbook, to the one that it mentions, and back to the findings."""
+    page = watched.open(service.address, "/runbooks/")
+    page.get_by_role("link", name="FrdMemoryFirstCause").click()
+    page.get_by_role("link", name="FrdRankLost").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("FrdRankLost")
+    page.get_by_role("link", name="frd", exact=True).click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("open finding")
 
 
 def test_without_javascript(service: Serving, browser: Browser) -> None:

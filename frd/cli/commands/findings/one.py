@@ -38,7 +38,7 @@ def show(client: Client, finding: str, as_json: bool) -> int:
 
     Exit code 3 while it is open, or goes on after it was closed by hand, else 0.
     """
-    found = _find(client, finding)
+    found = find(client, finding)
     if as_json:
         print_json(found)
     else:
@@ -63,7 +63,7 @@ def close(client: Client, finding: str, because: str, as_json: bool) -> None:
     While the incident lasts, its job stays stalled, `frd findings` lists the finding as closed by
     hand, and no other finding opens. If the service has tokens, this needs an operator's token.
     """
-    found = _find(client, finding)
+    found = find(client, finding)
     closed = client.post(
         f"/api/v1/findings/{quote(found['id'], safe='')}/close", {"because": because}
     )
@@ -73,7 +73,7 @@ def close(client: Client, finding: str, because: str, as_json: bool) -> None:
         click.echo(f"closed {closed['id']}: {plain(closed['summary'])}")
 
 
-def _find(client: Client, name: str) -> Any:
+def find(client: Client, name: str) -> Any:
     """The finding with the id `name`, or the only one whose id begins with it.
 
     Raises:

@@ -45,7 +45,7 @@ _POLICY: Final = "; ".join(
         "trusted-types 'none'",
     )
 )
-_HEADERS: Final = {
+HEADERS: Final = {
     "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -91,7 +91,7 @@ class Pages:
 
 
 def _sent(request: Request, file: _File) -> Response:
-    headers = {**_HEADERS, "etag": file.tag}
+    headers = {**HEADERS, "etag": file.tag}
     if request.headers.get("if-none-match") == file.tag:
         return Response(None, 304, headers)
     content = file.content

@@ -214,6 +214,20 @@ def test_texts(finding: Finding, headline: str, effect: str, rest: str) -> None:
     assert said.summary == "; ".join(filter(None, (headline, effect, rest)))
 
 
+LOST = "was killed by SIGKILL at 10:02:11 (last joined all_reduce #2 on d(p)); memory ran out"
+
+
+def test_a_lost_rank_and_others() -> None:
+    """How it ended and why, without the time and the op, which the summary has."""
+    ranks = [suspect(rank, Reason.EXITED, evidence=LOST) for rank in (2, 3)]
+    said = worded(stall(*ranks, kind=Kind.RANK_LOST))
+    assert said.headline == (
+        "Rank 2 (node) was killed by SIGKILL; memory ran out, and rank 3 was lost with it"
+    )
+    assert said.summary == f"Rank 2 (node) {LOST}, and rank 3 was lost with it; {said.effect}"
+    assert said.effect == "3 ranks wait for them"
+
+
 def test_a_closed_finding_held_up_its_ranks() -> None:
     """The effect of what is over is past."""
     closed = stall(stuck(2), state=FindingState.CLOSED)

@@ -18,6 +18,7 @@ from frd.engine.views import GroupView, MemoryView, StatusView
 from frd.forms import utc_ns, utc_text
 from frd.model import AlignedNs, AttemptKey, Change, FindingEvent, Kind, SeriesInfo, SeriesKind
 from frd.service.http.json_api import group_json
+from frd.service.http.runbooks import Runbook
 from frd.service.state import ServiceState
 from tests.world.http_api import Client, Service, closed, finding, job_view
 from tests.world.views import NOW, SECOND
@@ -63,6 +64,33 @@ def test_runbooks(client: Client) -> None:
     answer = client.get("/runbooks/../findings.md")
     assert answer.status == 404
     assert answer.json["error"].startswith("runbook: '../findings.md': unknown here")
+
+
+def test_runbooks_as_pages(client: Client) -> None:
+    """A browser gets HTML without any script, with the headers of the page. Links lead to other
+    runbooks; those to other documents are plain text."""
+    answer = client.get("/runbooks/FrdMemoryFirstCause.md", accept="text/html,*/*")
+    assert answer.content_type == "text/html; charset=utf-8"
+    assert "script-src 'self'" in answer.headers["content-security-policy"]
+    page = answer.body.decode()
+    assert '<a href="FrdRankLost.md"><code>FrdRankLost</code></a>' in page
+    assert "written by" not in page
+    pages = [client.get(f"/runbooks/{name}", accept="text/html").body.decode() for name in
+             client.get("/runbooks/").body.decode().split()]  # fmt: skip
+    assert not [one for one in pages if "<script" in one or 'href="..' in one or "](" in one]
+    listed = client.get("/runbooks/", accept="text/html").body.decode()
+    assert '<a href="FrdStandstill.md">FrdStandstill</a>' in listed
+
+
+def test_html_in_a_runbook_is_text() -> None:
+    """No element, and no address that runs a script."""
+    text = "# A\n\n<script>alert(1)</script> <b>x</b> [y](javascript:alert(1)) [z](https://a.b)"
+    page = Runbook("<A>", text, text).page
+    assert "<script" not in page
+    assert "<b>" not in page
+    assert "<title>&lt;A&gt;</title>" in page
+    assert 'href="javascript' not in page
+    assert 'href="https://a.b"' in page
 
 
 def test_jobs(client: Client) -> None:
