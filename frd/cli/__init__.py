@@ -33,6 +33,7 @@ COMMANDS = {
     "dump": "Fetch Flight Recorder dumps of all ranks, taken now or for a finding.",
     "analyze": "Name the first cause in a folder of dumps, without a service.",
     "replay": "Compute the findings of a journal, offline.",
+    "notify": "Send a test message to a webhook.",
     "check": "Validate a configuration and print the effective values.",
     "doctor": "Check whether a job on this machine would be watched.",
     "completion": "Print the completion script of a shell.",

@@ -14,6 +14,7 @@ from frd.config_loader import NOT_SHOWN
 from frd.errors import ConfigError
 
 _MAX_NOTIFY_TARGETS: Final = 16
+_PAGERDUTY: Final = "https://events.pagerduty.com/v2/enqueue"
 _ORIGIN: Final = re.compile(
     r"(?P<origin>https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:(?P<port>[0-9]{1,5}))?)"
     r"(?P<rest>$|[/?#].*)",
@@ -123,10 +124,15 @@ def _checked_targets(targets: tuple[NotifyTarget, ...]) -> tuple[NotifyTarget, .
     if len(targets) > _MAX_NOTIFY_TARGETS:
         raise ConfigError(f"notify: {len(targets)} targets: at most {_MAX_NOTIFY_TARGETS}")
     named = tuple(
-        replace(target, name=target.name or str(at)) for at, target in enumerate(targets, start=1)
+        replace(target, name=target.name or str(at), url=_default_url(target))
+        for at, target in enumerate(targets, start=1)
     )
     for at, target in enumerate(named):
-        key = f"notify.{at}"
+        key, is_pagerduty = f"notify.{at}", target.format == "pagerduty"
+        if is_pagerduty and target.routing_key_file is None:
+            raise ConfigError(f"{key}.routing_key_file: not set: format pagerduty needs it")
+        if not is_pagerduty and target.routing_key_file is not None:
+            raise ConfigError(f"{key}.routing_key_file: set: only format pagerduty has one")
         if (target.url != "") == (target.url_file is not None):
             raise ConfigError(f"{key}.url: set either url or url_file")
         if target.url:
@@ -140,6 +146,11 @@ def _checked_targets(targets: tuple[NotifyTarget, ...]) -> tuple[NotifyTarget, .
                 f"{key}.runbook_url: {target.runbook_url!r}: write http:// or https://"
             )
     return named
+
+
+def _default_url(target: NotifyTarget) -> str:
+    is_set = target.url or target.url_file is not None or target.format != "pagerduty"
+    return target.url if is_set else _PAGERDUTY
 
 
 def checked_url(key: str, url: str) -> SplitResult:
