@@ -157,11 +157,12 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             patch.setenv("FRD_NOTIFY", json.dumps([{"name": "dead", "url": DEAD_WEBHOOK}]))
             service = stage.start_service()
         run_dir = folder / "run"
-        metrics = free_address()
-        flags = ("--service", service.grpc, "--metrics", metrics)
+        _, _, port = free_address().rpartition(":")
+        flags = ("--service", service.grpc, "--metrics", f"0.0.0.0:{port}")
         environment = driver.environment(library) if library is not None else {}
+        environment["FRD_AGENT_NODE"] = "localhost"  # by which Prometheus reaches it
         stack.enter_context(running(agent_command(run_dir, *flags), env=environment))
-        started = stack.enter_context(Prometheus(folder, service.http, agents=[metrics]))
+        started = stack.enter_context(Prometheus(folder, service.http))
         until(lambda: started.query("frd_agent_connected == 1"), "a first scrape")
         stack.enter_context(uneven_ranks(run_dir))
         until(lambda: started.query(f"frd_suspect{{{STRAGGLER}}}"), "the straggler")

@@ -24,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from frd.address import silence_url
 from frd.decodable import decodable
 from frd.errors import ServiceUnavailable, StoreError
 from frd.forms import finding_json
@@ -40,7 +41,7 @@ from frd.service.http.answers import (
     json_answer,
     refuse,
 )
-from frd.service.http.health_json import health_json
+from frd.service.http.health_json import health_json, targets_json
 from frd.service.http.json_api import cluster_json, findings_json, job_json, jobs_json
 from frd.service.http.pictures import FORMS, Pictures
 from frd.service.http.web.events import Events
@@ -90,6 +91,8 @@ class WebOptions:
     """Where browsers open the service; if empty, where the requests arrive."""
     refusals: Refusals = field(default_factory=Refusals, compare=False)
     """As of `HttpGuard`."""
+    alertmanager_url: str = ""
+    """Where people open Alertmanager; if empty, nothing links to it."""
 
 
 def create_app(
@@ -99,13 +102,14 @@ def create_app(
 ) -> Starlette:
     """The ASGI application of one service; `peers` are the other replicas of its cluster."""
     pictures = Pictures(view)
-    api, by = _Api(view, pictures), peers or _Alone()
+    api, by = _Api(view, pictures, web.alertmanager_url), peers or _Alone()
     sessions = Sessions(web.tokens, web.public_url, web.refusals)
     asked = {"jobs": by.jobs(api.jobs), "health": by.health(api.health), "job": by.owner(api.job)}
     events = Events(view, asked, web.tokens)
     timeline = by.keeper_of_timeline(pictures.timeline, pictures.keeps)
     routes = [
         Route("/metrics", api.metrics),
+        Route("/metrics/findings", api.metrics_of_findings),
         Route("/-/healthy", api.healthy),
         Route("/-/ready", by.ready(api.ready)),
         Route("/api/v1/jobs", asked["jobs"]),
@@ -124,6 +128,7 @@ def create_app(
         Route("/api/v1/findings/{id:anything}", by.owner_of_finding(api.finding)),
         Route("/api/v1/dumps/{id:anything}", by.owner_of_dump(api.dump)),
         Route("/api/v1/cluster", by.cluster(api.cluster)),
+        Route("/api/v1/targets", api.targets),
         Route(SESSION, sessions.show),
         Route(SESSION, sessions.sign_in, methods=["POST"]),
         Route(SESSION, sessions.sign_out, methods=["DELETE"]),
@@ -165,14 +170,23 @@ class _Alone:
 class _Api:
     """What this replica has."""
 
-    def __init__(self, view: ServiceView, pictures: Pictures) -> None:
+    def __init__(self, view: ServiceView, pictures: Pictures, alertmanager_url: str) -> None:
         self._view = view
         self._pictures = pictures
+        self._alertmanager_url = alertmanager_url
         self._runbooks = runbooks.load()
 
-    async def metrics(self, _: Request) -> Response:
-        text = await asyncio.to_thread(collector.render, self._view.state)
+    async def metrics(self, _: Request, *, of_findings: bool = False) -> Response:
+        text = await asyncio.to_thread(collector.render, self._view.state, of_findings=of_findings)
         return Response(text, headers={"content-type": collector.CONTENT_TYPE})
+
+    async def metrics_of_findings(self, request: Request) -> Response:
+        return await self.metrics(request, of_findings=True)
+
+    async def targets(self, _: Request) -> Response:
+        """For Prometheus' HTTP service discovery: agents that have a stream to this replica."""
+        state = self._view.state
+        return await json_answer(lambda: targets_json(state.nodes))
 
     async def healthy(self, _: Request) -> Response:
         return PlainTextResponse("frd is up\n")
@@ -244,7 +258,10 @@ class _Api:
 
     async def finding(self, request: Request) -> Response:
         found = await self._finding(request.path_params["id"])
-        return await json_answer(lambda: finding_json(found))
+        silence = {"silence_url": silence_url(self._alertmanager_url, found.id)}
+        return await json_answer(
+            lambda: finding_json(found) | (silence if self._alertmanager_url else {})
+        )
 
     async def _finding(self, finding_id: str) -> Finding:
         if (found := await asyncio.to_thread(self._view.finding, finding_id)) is not None:
