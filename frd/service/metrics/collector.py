@@ -57,7 +57,7 @@ _BY_ENGINE: Final = (
 TAKEOVERS: Final = ("start", "dead", "released")
 EVICTED: Final = (*_BY_ENGINE, "dumps", "journal_segments", "stored_findings")
 
-_TIME: Final = re.compile(r",? for (about |at least )?[0-9][0-9.,]* ?(s|min|h|d)\b.*")
+_TIME: Final = re.compile(r" for [0-9.]+ (s|min|h|d)( [0-9]+ (min|h))?\b")
 """How long an effect has lasted: a label that changes each second would be a series each second."""
 _PROCESS: Final = ProcessCollector(registry=None)
 """The ``process_*`` metrics of the service's process."""
@@ -191,7 +191,9 @@ def _add_findings(values: Values, state: ServiceState, latest: Mapping[str, Atte
     for finding in state.open_findings():
         key = (*of_job(finding.job, latest), finding.kind.value)
         values["frd_findings_open"][key] += 1
-        texts = (clean(finding.headline), clean(_TIME.sub("", finding.effect)))
+        # All numbers of a straggler's effect grow.
+        effect = "" if finding.kind is Kind.STRAGGLER else _TIME.sub("", finding.effect)
+        texts = clean(finding.headline), clean(effect)
         values["frd_finding_info"][label(finding.job), finding.id, *map(label, texts)] = 1
         if finding.is_silenced(now):
             values["frd_finding_silenced"][label(finding.job), finding.id] = 1

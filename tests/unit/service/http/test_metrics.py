@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,11 +37,18 @@ from frd.model import (
 )
 from frd.service.http.job_json import job_summary
 from frd.service.http.json_api import job_json, jobs_json
-from frd.service.metrics.collector import MAX_GROUPS, MAX_LABEL_CHARS, MAX_OPS, OTHER, render
+from frd.service.metrics.collector import (
+    CONTENT_TYPE,
+    MAX_GROUPS,
+    MAX_LABEL_CHARS,
+    MAX_OPS,
+    OTHER,
+    render,
+)
 from frd.service.metrics.recent_peak import WINDOW_S, RecentPeak
 from frd.service.metrics.table import MAX_SUSPECTS, METRICS
 from frd.service.state import CellState, ClusterState, Counters, NodeView, ServiceState
-from tests.world.http_api import finding
+from tests.world.http_api import Client, Service, finding
 from tests.world.prometheus import documented
 from tests.world.views import NOW, SECOND, TRAIN, attempt_view, group_view, node_view, rank_view
 
@@ -280,8 +288,8 @@ def test_a_silenced_finding_has_a_series_until_then() -> None:
     ("effect", "shown"),
     [
         (f"{HOLDS_UP} for 62 s", HOLDS_UP),
-        (f"{HOLDS_UP} for 1 min 2 s", HOLDS_UP),
-        (f"{HOLDS_UP}, for 3 h", HOLDS_UP),
+        (f"{HOLDS_UP} for 9.3 s, in all 6 ranks", f"{HOLDS_UP}, in all 6 ranks"),
+        (f"{HOLDS_UP} for 2 d 3 h", HOLDS_UP),
         ("waits for 3 ranks", "waits for 3 ranks"),
         ("a\x1b[31m\nb\ud800" + "x" * 200, None),
     ],
@@ -296,6 +304,17 @@ def test_the_text_of_a_finding_is_one_bounded_printable_label(
     assert text.isprintable()
     assert len(text) <= MAX_LABEL_CHARS
     assert shown in (text, None)
+
+
+def test_a_straggler_has_no_effect_as_a_label() -> None:
+    """How long its group has waited for it grows with every op."""
+    late = dataclasses.replace(stall(), kind=Kind.STRAGGLER, effect="tp has waited 3.1 s for it")
+    (labels,) = [
+        dict(labels)
+        for name, labels in scraped(service_state(findings=[late]))
+        if name == "frd_finding_info"
+    ]
+    assert (labels["headline"], labels["effect"]) == (late.headline, "")
 
 
 def test_rises_of_ranks_that_open_findings_about_memory_name() -> None:
@@ -326,6 +345,15 @@ def test_the_namespace_of_a_job() -> None:
     of_job = {name for name, labels in got if dict(labels).get("namespace") == "ml"}
     assert {"frd_suspect", "frd_finding_critical", "frd_job_failed"} <= of_job
     assert not [name for name in of_job if "seconds_bucket" in name]
+
+
+def test_the_series_of_findings_by_http(tmp_path: Path) -> None:
+    """As Prometheus asks for them."""
+    service = Service(tmp_path, [job_view()])
+    answer = Client(service).get("/metrics/findings")
+    service.close()
+    assert (answer.status, answer.content_type) == (200, CONTENT_TYPE)
+    assert answer.body == render(service.state, of_findings=True)
 
 
 def test_the_series_of_findings_alone() -> None:
