@@ -74,7 +74,7 @@ def test_a_silenced_finding_is_no_alert_until_the_silence_ends(tmp_path: Path) -
         Prometheus(tmp_path, f"127.0.0.1:{port}", alertmanager=manager.address) as prometheus,
     ):
 
-        def told(job: str) -> list[str]:
+        def sent(job: str) -> list[str]:
             """The states of the alert of a job, in the order in which they were notified."""
             return [
                 content["status"]
@@ -83,11 +83,11 @@ def test_a_silenced_finding_is_no_alert_until_the_silence_ends(tmp_path: Path) -
             ]
 
         until(lambda: prometheus.query("frd_finding_silenced"), "a scrape of the silence")
-        until(lambda: told("loud"), "the other finding's notification")
+        until(lambda: sent("loud"), "the other finding's notification")
         assert not prometheus.query('ALERTS{job="quiet"}')
 
         service.at = silenced.silenced_until_at or NOW
-        until(lambda: told("quiet") == ["firing"], "a notification when it expired")
+        until(lambda: sent("quiet") == ["firing"], "a notification when it expired")
         (alert,) = webhook.received[-1]["alerts"]
         assert alert["annotations"]["summary"] == f"Job quiet: {headline}"
         assert alert["annotations"]["description"] == (
@@ -97,10 +97,10 @@ def test_a_silenced_finding_is_no_alert_until_the_silence_ends(tmp_path: Path) -
 
         until_at = AlignedNs(service.at + 60 * SECOND)
         service.findings = (loud, replace(silenced, silenced_until_at=until_at))
-        until(lambda: told("quiet") == ["firing", "resolved"], "the end of the alert")
+        until(lambda: sent("quiet") == ["firing", "resolved"], "the end of the alert")
         service.at = until_at
-        until(lambda: told("quiet")[2:] == ["firing"], "the alert again")
-        assert told("loud") == ["firing"], "nothing is sent of the other one"
+        until(lambda: sent("quiet")[2:] == ["firing"], "the alert again")
+        assert sent("loud") == ["firing"], "nothing is sent of the other one"
 
 
 @pytest.mark.long
