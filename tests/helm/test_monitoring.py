@@ -80,10 +80,11 @@ def test_rules_change_as_the_values_say() -> None:
             labels = RULE_CHANGES["additionalRuleLabels"] | severity
             wait = {"for": change["for"]} if "for" in change else {}
             expected.append(rule | wait | {"labels": labels})
-    (group,) = groups(render({"prometheusRule": RULE_CHANGES}))
-    assert group["rules"] == expected
+    changed = groups(render({"prometheusRule": RULE_CHANGES}))
+    assert [rule for group in changed for rule in group["rules"]] == expected
     assert len(expected) == len(shipped) - 2
-    assert (group["name"], group["interval"]) == ("frd", "5s")
+    named = [(group["name"], group["interval"]) for group in changed]
+    assert named == [("frd", "2s"), ("frd-health", "5s")]
     off: dict[str, dict[str, Any]] = {}
     for alert, severity in shipped:
         off.setdefault(alert, {})[severity] = {"enabled": False}

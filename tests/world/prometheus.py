@@ -80,7 +80,7 @@ class Prometheus(_Daemon):
         *scraped, agents = config["scrape_configs"]
         if not self._as_documented:  # as fast as a test would have it
             text = re.sub("keep_firing_for: .*", "keep_firing_for: 6s", text)
-            text = text.replace("interval: 5s", "interval: 1s")
+            text = re.sub("interval: .*", "interval: 1s", text)
             for one in config["scrape_configs"]:
                 one["scrape_interval"] = "1s"
         rules.write_text(text.replace(LOCAL, f"http://{self._services[0]}"))
