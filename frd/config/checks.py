@@ -45,7 +45,10 @@ def checked(config: Config) -> Config:
         update={
             "data_dir": config.data_dir.expanduser(),
             "notify": _checked_targets(config.notify),
-            "public_url": _checked_public_url(config.public_url),
+            "public_url": _checked_link("public_url", config.public_url, ""),
+            "alertmanager_url": _checked_link(
+                "alertmanager_url", config.alertmanager_url, r"(/[\w.~-]+)*"
+            ),
         }
     )
 
@@ -64,20 +67,21 @@ def _listening(config: Config, key: str, given: str, default_port: int) -> str:
     return address
 
 
-def _checked_public_url(url: str) -> str:
-    """``scheme://host[:port]``, without a slash at the end; empty: not set."""
+def _checked_link(key: str, url: str, path: str) -> str:
+    """``scheme://host[:port]`` and a path of the form `path`, without a slash at the end; empty:
+    not set."""
     if not url:
         return ""
     if "@" in url:
-        raise ConfigError(f"public_url: {NOT_SHOWN}: holds a user name: leave it out")
+        raise ConfigError(f"{key}: {NOT_SHOWN}: holds a user name: leave it out")
     found = _ORIGIN.match(url.strip())
     if found is None or int(found["port"] or 1) not in range(1, 65_536):
-        raise ConfigError(f"public_url: {url!r}: write http:// or https:// and a host")
-    if found["rest"] not in ("", "/"):
-        raise ConfigError(
-            f"public_url: {url!r}: the page needs all paths of its host: write {found['origin']}"
-        )
-    return found["origin"].lower()
+        raise ConfigError(f"{key}: {url!r}: write http:// or https:// and a host")
+    rest = found["rest"].removesuffix("/")
+    if re.fullmatch(path, rest, re.ASCII) is None:
+        why = "has more than a path" if path else "the page needs all paths of its host"
+        raise ConfigError(f"{key}: {url!r}: {why}: write {found['origin']}")
+    return found["origin"].lower() + rest
 
 
 def _check_tls(tls: TlsFiles) -> None:

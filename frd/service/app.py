@@ -278,7 +278,13 @@ class App:
 
     def _web(self) -> WebOptions:
         config = self._config
-        return WebOptions(self._tokens, config.web, config.public_url, self._admission.refusals)
+        return WebOptions(
+            self._tokens,
+            config.web,
+            config.public_url,
+            self._admission.refusals,
+            config.alertmanager_url,
+        )
 
     # -- publishing ---------------------------------------------------------------------
 

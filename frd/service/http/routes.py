@@ -25,6 +25,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from frd.address import silence_url
 from frd.decodable import decodable
 from frd.do_now import shown_json
 from frd.errors import ServiceUnavailable, StoreError
@@ -43,7 +44,7 @@ from frd.service.http.answers import (
     json_answer,
     refuse,
 )
-from frd.service.http.health_json import health_json
+from frd.service.http.health_json import health_json, targets_json
 from frd.service.http.json_api import cluster_json, findings_json, job_json, jobs_json
 from frd.service.http.people import PeopleApi
 from frd.service.http.pictures import FORMS, Pictures
@@ -86,6 +87,8 @@ class WebOptions:
     """Where browsers open the service; if empty, where the requests arrive."""
     refusals: Refusals = field(default_factory=Refusals, compare=False)
     """As of `HttpGuard`."""
+    alertmanager_url: str = ""
+    """Where people open Alertmanager; if empty, nothing links to it."""
 
 
 def create_app(
@@ -96,13 +99,14 @@ def create_app(
     """The ASGI application of one service; `peers` are the other replicas of its cluster."""
     pictures = Pictures(view)
     people = PeopleApi(view)
-    api, by = _Api(view, pictures, people), peers or _Alone()
+    api, by = _Api(view, pictures, people, web.alertmanager_url), peers or _Alone()
     sessions = Sessions(web.tokens, web.public_url, web.refusals)
     asked = {"jobs": by.jobs(api.jobs), "health": by.health(api.health), "job": by.owner(api.job)}
     events = Events(view, asked, web.tokens)
     timeline = by.keeper_of_timeline(pictures.timeline, pictures.keeps)
     routes = [
         Route("/metrics", api.metrics),
+        Route("/metrics/findings", api.metrics_of_findings),
         Route("/-/healthy", api.healthy),
         Route("/-/ready", by.ready(api.ready)),
         Route("/api/v1/jobs", asked["jobs"]),
@@ -122,6 +126,7 @@ def create_app(
         Route("/api/v1/findings/{id:anything}", by.owner_of_finding(api.finding)),
         Route("/api/v1/dumps/{id:anything}", by.holder(api.dump, api.has_dump)),
         Route("/api/v1/cluster", by.cluster(api.cluster)),
+        Route("/api/v1/targets", api.targets),
         Route(SESSION, sessions.show),
         Route(SESSION, sessions.sign_in, methods=["POST"]),
         Route(SESSION, sessions.sign_out, methods=["DELETE"]),
@@ -177,15 +182,26 @@ class _Alone:
 class _Api:
     """What this replica has."""
 
-    def __init__(self, view: ServiceView, pictures: Pictures, people: PeopleApi) -> None:
+    def __init__(
+        self, view: ServiceView, pictures: Pictures, people: PeopleApi, alertmanager_url: str
+    ) -> None:
         self._view = view
         self._pictures = pictures
         self._people = people
+        self._alertmanager_url = alertmanager_url
         self._runbooks = runbooks.load()
 
-    async def metrics(self, _: Request) -> Response:
-        text = await asyncio.to_thread(collector.render, self._view.state)
+    async def metrics(self, _: Request, *, of_findings: bool = False) -> Response:
+        text = await asyncio.to_thread(collector.render, self._view.state, of_findings=of_findings)
         return Response(text, headers={"content-type": collector.CONTENT_TYPE})
+
+    async def metrics_of_findings(self, request: Request) -> Response:
+        return await self.metrics(request, of_findings=True)
+
+    async def targets(self, _: Request) -> Response:
+        """For Prometheus' HTTP service discovery: agents that have a stream to this replica."""
+        state = self._view.state
+        return await json_answer(lambda: targets_json(state.nodes))
 
     async def healthy(self, _: Request) -> Response:
         return PlainTextResponse("frd is up\n")
@@ -256,8 +272,9 @@ class _Api:
         return await json_answer(answer)
 
     async def finding(self, request: Request) -> Response:
-        found = await self._people.finding(request.path_params["id"])
-        return await json_answer(lambda: shown_json(found))
+        found, url = await self._people.finding(request.path_params["id"]), self._alertmanager_url
+        silence = {"silence_url": silence_url(url, found.id)} if url else {}
+        return await json_answer(lambda: shown_json(found) | silence)
 
     async def take_dump(self, request: Request) -> Response:
         view = parameters.find_attempt(self._view.state, request.path_params["job"], None)

@@ -352,6 +352,13 @@ def test_runbooks_have_the_steps_of_findings() -> None:
     assert {case for cases in runbooks.CASES.values() for case in cases} == TABLE.keys()
 
 
+def test_every_metric_is_in_a_panel_or_a_rule() -> None:
+    """What frd exports is shown or watched somewhere."""
+    used = {name for page in (*RULES, *DASHBOARDS) for name in METRIC.findall(text(page))}
+    used |= {name.removesuffix(part) for name in used for part in HISTOGRAM_PARTS}
+    assert METRICS.keys() | agent_metrics().keys() <= used
+
+
 def test_every_alert_has_a_row_and_a_runbook() -> None:
     """Rules, docs/metrics.md and docs/runbooks name the same alerts."""
     alerts = {name for rules in RULES for name in re.findall(r"- alert: (\w+)", text(rules))}

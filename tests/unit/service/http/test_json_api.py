@@ -18,6 +18,7 @@ from frd.engine.views import GroupView, MemoryView, StatusView
 from frd.forms import utc_ns, utc_text
 from frd.model import AlignedNs, AttemptKey, Change, FindingEvent, Kind, SeriesInfo, SeriesKind
 from frd.service.http.json_api import group_json
+from frd.service.http.routes import WebOptions
 from frd.service.http.runbooks import Runbook
 from frd.service.state import ServiceState
 from tests.world.http_api import Client, Service, closed, finding, job_view
@@ -424,6 +425,15 @@ def test_utc_is_ahead_of_the_time_of_the_engine(client: Client) -> None:
     families = text_string_to_metric_families(client.get("/metrics").body.decode())
     (sample,) = next(family.samples for family in families if family.name == stamp)
     assert sample.value == (NOW + hour) / SECOND
+
+
+def test_a_finding_leads_to_the_form_of_alertmanager(client: Client) -> None:
+    """If its address is configured."""
+    path = f"/api/v1/findings/{finding(1).id}"
+    assert "silence_url" not in client.get(path).json
+    web = WebOptions(alertmanager_url="https://alerts.example/am")
+    form = "https://alerts.example/am/#/silences/new?filter=%7Bfinding%3D%220000000000000001%22%7D"
+    assert Client(client.service, web).get(path).json["silence_url"] == form
 
 
 def test_closing_by_hand_hides_nothing(client: Client) -> None:
