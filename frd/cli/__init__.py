@@ -34,6 +34,7 @@ COMMANDS = {
     "replay": "Compute the findings of a journal, offline.",
     "check": "Validate a configuration and print the effective values.",
     "doctor": "Check whether a job on this machine would be watched.",
+    "context": "Name services with their credentials, and choose one.",
     "completion": "Print the completion script of a shell.",
 }
 

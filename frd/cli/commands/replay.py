@@ -47,7 +47,7 @@ from frd.usage import examples, plain
     "--cell",
     type=click.IntRange(0, CELLS - 1),
     metavar="N",
-    help="With --config: which cell.  [that of --job]",
+    help="With --config: which cell.  [default: that of --job]",
 )
 @click.option("--job", metavar="J", help="Only findings of this job.")
 @since_option
@@ -143,6 +143,6 @@ def _show(replayed: Replayed, warnings: Sequence[str]) -> None:
     span = f"{utc_text(replayed.first_at)} to {utc_text(replayed.last_at)}"
     screen.print(Text(f"{replayed.records} records, {span}", style="dim"))
     for finding in replayed.findings:
-        screen.print(finding_panel(finding_json(finding)))
+        screen.print(finding_panel(finding_json(finding)), crop=False)
     if not replayed.findings:
         screen.print(Text("no findings", style="green"))

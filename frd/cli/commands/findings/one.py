@@ -6,15 +6,17 @@ from typing import Any
 from urllib.parse import quote
 
 import click
+from click import Group
 
 from frd.address import finding_page
 from frd.cli import FINDINGS_PRESENT
 from frd.cli.client import Client
+from frd.cli.completion import finding_ids
 from frd.cli.options import console, json_option, print_json, service_options
 from frd.cli.screens.finding_panel import finding_panel
 from frd.cli.screens.watching import incomplete_text, silent_replicas
-from frd.errors import FrdError, ServiceUnavailable
-from frd.usage import examples, plain
+from frd.errors import FrdError, UnknownThing
+from frd.usage import examples, guess, plain
 
 _LEAST_PREFIX = 4
 _SEARCHED = "10000"
@@ -29,21 +31,26 @@ _SEARCHED = "10000"
         "frd findings show 5f0c --json",
     ),
 )
-@click.argument("finding", metavar="ID")
+@click.argument("finding", metavar="ID", shell_complete=finding_ids)
+@click.option("--log", is_flag=True, help="Also the last lines of each suspect's stderr.")
 @json_option
 @service_options
-def show(client: Client, finding: str, as_json: bool) -> int:
+def show(client: Client, finding: str, log: bool, as_json: bool) -> int:
     """Show one finding in full: evidence, whole stacks, victims, history, and the address of its
-    page. The same as `frd findings ID`.
+    page. The same as `frd findings ID`. With --log, an operator's token is needed.
 
     Exit code 3 while it is open, or goes on after it was closed by hand, else 0.
     """
-    found = _find(client, finding)
+    found = find(client, finding)
+    logs = client.get(f"{_path(found['id'])}/log")["ranks"] if log else []
     if as_json:
-        print_json(found)
+        print_json(found | ({"log": logs} if log else {}))
     else:
         screen = console()
-        screen.print(finding_panel(found, whole=True))
+        screen.print(finding_panel(found, whole=True), crop=False)
+        for one in logs:
+            of = f"rank {one['rank']} on {one['node']}: {one['path'] or one['why']}"
+            screen.print("", *map(plain, (of, *one["lines"])), sep="\n", soft_wrap=True)
         if client.has_page():
             screen.print(f"page: {finding_page(client.url, found['id'])}", soft_wrap=True)
     return FINDINGS_PRESENT if found["state"] == "open" or found.get("goes_on") else 0
@@ -53,7 +60,7 @@ def show(client: Client, finding: str, as_json: bool) -> int:
     "close",
     epilog=examples('frd findings close 5f0c6a2e91d3b784 --because "checkpoint to a slow disk"'),
 )
-@click.argument("finding", metavar="ID")
+@click.argument("finding", metavar="ID", shell_complete=finding_ids)
 @click.option("--because", metavar="TEXT", required=True, help="Why; stored with the finding.")
 @json_option
 @service_options
@@ -63,36 +70,40 @@ def close(client: Client, finding: str, because: str, as_json: bool) -> None:
     While the incident lasts, its job stays stalled, `frd findings` lists the finding as closed by
     hand, and no other finding opens. If the service has tokens, this needs an operator's token.
     """
-    found = _find(client, finding)
-    closed = client.post(
-        f"/api/v1/findings/{quote(found['id'], safe='')}/close", {"because": because}
-    )
+    found = find(client, finding)
+    closed = client.post(f"{_path(found['id'])}/close", {"because": because})
     if as_json:
         print_json(closed)
     else:
         click.echo(f"closed {closed['id']}: {plain(closed['summary'])}")
 
 
-def _find(client: Client, name: str) -> Any:
+def _path(finding_id: str) -> str:
+    return f"/api/v1/findings/{quote(finding_id, safe='')}"
+
+
+def find(client: Client, name: str) -> Any:
     """The finding with the id `name`, or the only one whose id begins with it.
 
     Raises:
         FrdError: no finding, or several.
     """
     try:
-        return client.get(f"/api/v1/findings/{quote(name, safe='')}")
-    except ServiceUnavailable:
-        raise
-    except FrdError:
-        if len(name) < _LEAST_PREFIX:
-            raise
+        return client.get(_path(name))
+    except UnknownThing:
         answer = client.get("/api/v1/findings", {"limit": _SEARCHED})
-        fits = [one for one in answer["findings"] if one["id"].startswith(name)]
-        if silent := silent_replicas(answer):
-            click.echo(f"frd: warning: {incomplete_text(silent)}", err=True)
-        if not fits:
-            raise
+    ids = [one["id"] for one in answer["findings"]]
+    fits = [one for one in answer["findings"] if one["id"].startswith(name)]
+    if silent := silent_replicas(answer):
+        click.echo(f"frd: warning: {incomplete_text(silent)}", err=True)
+    if not fits or len(name) < _LEAST_PREFIX:
+        parent = click.get_current_context().parent
+        commands = parent.command.commands if parent and isinstance(parent.command, Group) else ()
+        like = guess(name, [*ids, *commands])
+        raise UnknownThing(f"finding: {name!r}: unknown{like}: list them with `frd findings --all`")
     if len(fits) > 1:
-        ids = ", ".join(one["id"] for one in fits[:5])
-        raise FrdError(f"finding: {name!r}: {len(fits)} ids begin with it: write more of it: {ids}")
+        first = ", ".join(one["id"] for one in fits[:5])
+        raise FrdError(
+            f"finding: {name!r}: {len(fits)} ids begin with it: write more of it: {first}"
+        )
     return fits[0]
