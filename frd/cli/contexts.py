@@ -56,7 +56,7 @@ def load() -> Contexts:
     """What the file has; nothing if there is none.
 
     Raises:
-        ConfigError: it cannot be read, or is none of contexts.
+        ConfigError: it cannot be read, or has something else.
     """
     try:
         data = tomllib.loads(path().read_text("utf-8"))

@@ -67,7 +67,7 @@ def list_() -> None:
 @command.command("show", epilog=examples("frd context show prod"))
 @_NAME
 def show(name: str) -> None:
-    """Show the options that a context stands for."""
+    """Show a context as options."""
     for key, value in msgspec.structs.asdict(contexts.load().named(name)).items():
         if value:
             option = f"--{key.replace('_', '-')}"

@@ -42,9 +42,7 @@ _RUNNING = frozenset({"live", "silent"})
         "frd dump --finding 5f0c6a2e91d3b784 -o opened     # as taken when it opened",
     ),
 )
-@click.option(
-    "--job", metavar="J", shell_complete=job_names, help="By default the only running one."
-)
+@click.option("--job", metavar="J", shell_complete=job_names, help="By default the running one.")
 @ranks_option("Only these ranks.")
 @click.option(
     "--stacks",

@@ -120,7 +120,7 @@ def _print_pages(screen: Console, outcome: Outcome) -> None:
     for page in pages:
         screen.print(f"finding: {page}", style="bold", highlight=False, soft_wrap=True)
     address = outcome.url.partition("://")[2]
-    screen.print(f"commands of frd: export FRD_HTTP={address}", highlight=False, soft_wrap=True)
+    screen.print(f"commands: export FRD_HTTP={address}", highlight=False, soft_wrap=True)
     screen.print("service, agent and job run until Ctrl-C", highlight=False)
 
 
