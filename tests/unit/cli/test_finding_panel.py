@@ -131,7 +131,7 @@ def test_a_whole_finding_has_its_history_and_all_frames() -> None:
         **suspected(stack=stack, waits_for={"kind": "file_read", "text": waits_for}),
         "witness": {"rank": 0, "stack": ["step (train.py:9)", "main (train.py:2)"]},
         "state": "closed",
-        "critical_at": "2026-11-20T10:01:00.123456Z",
+        "critical_at": "2026-11-20T10:02:00.123456Z",
         "closed_at": "2026-11-20T12:05:00.123456Z",
     }
     text = drawn(finding, whole=True)
@@ -139,7 +139,7 @@ def test_a_whole_finding_has_its_history_and_all_frames() -> None:
     assert "more frames" not in text
     assert "main (train.py:2)" in text
     assert waits_for in text
-    when = "ab12, opened 2026-11-20 10:00:00 UTC, critical after 1 min, closed after 2 h 5 min"
+    when = "ab12, opened 2026-11-20 10:00:00 UTC, critical after 2 min, closed after 2 h 5 min"
     assert when in text
     short = drawn(finding)
     assert "frame 7" in short

@@ -42,7 +42,7 @@ def show(client: Client, finding: str, log: bool, as_json: bool) -> int:
     Exit code 3 while it is open, or goes on after it was closed by hand, else 0.
     """
     found = find(client, finding)
-    logs = client.get(f"{_path(found['id'])}/log")["ranks"] if log else []
+    logs = client.get(finding_path(found, "log"))["ranks"] if log else []
     if as_json:
         print_json(found | ({"log": logs} if log else {}))
     else:
@@ -71,15 +71,16 @@ def close(client: Client, finding: str, because: str, as_json: bool) -> None:
     hand, and no other finding opens. If the service has tokens, this needs an operator's token.
     """
     found = find(client, finding)
-    closed = client.post(f"{_path(found['id'])}/close", {"because": because})
+    closed = client.post(finding_path(found, "close"), {"because": because})
     if as_json:
         print_json(closed)
     else:
         click.echo(f"closed {closed['id']}: {plain(closed['summary'])}")
 
 
-def _path(finding_id: str) -> str:
-    return f"/api/v1/findings/{quote(finding_id, safe='')}"
+def finding_path(finding: Any, *rest: str) -> str:
+    """``/api/v1/findings/{id}/...``"""
+    return "/".join(("/api/v1/findings", quote(finding["id"], safe=""), *rest))
 
 
 def find(client: Client, name: str) -> Any:
@@ -89,7 +90,7 @@ def find(client: Client, name: str) -> Any:
         FrdError: no finding, or several.
     """
     try:
-        return client.get(_path(name))
+        return client.get(finding_path({"id": name}))
     except UnknownThing:
         answer = client.get("/api/v1/findings", {"limit": _SEARCHED})
     ids = [one["id"] for one in answer["findings"]]
