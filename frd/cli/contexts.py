@@ -35,6 +35,10 @@ class Contexts(msgspec.Struct, forbid_unknown_fields=True):
     current: str = ""
     contexts: dict[str, Context] = {}
 
+    def chosen(self, name: str | None) -> Context | None:
+        """The one of that name, else the current one."""
+        return self.named(name or self.current) if name or self.current else None
+
     def named(self, name: str) -> Context:
         """
         Raises:
@@ -48,12 +52,12 @@ class Contexts(msgspec.Struct, forbid_unknown_fields=True):
 
 def path() -> Path:
     base = os.environ.get("XDG_CONFIG_HOME", "")
-    home = Path(base) if os.path.isabs(base) else Path("~/.config").expanduser()
-    return home / "frd" / "contexts.toml"
+    folder = base if os.path.isabs(base) else os.path.expanduser("~/.config")
+    return Path(folder, "frd", "contexts.toml")
 
 
 def load() -> Contexts:
-    """What the file has; nothing if there is none.
+    """What the file has; nothing if there is none, or another user's.
 
     Raises:
         ConfigError: it cannot be read, or has something else.
@@ -61,7 +65,7 @@ def load() -> Contexts:
     try:
         data = tomllib.loads(path().read_text("utf-8"))
         return msgspec.convert(data, Contexts, dec_hook=lambda form, value: form(value))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return Contexts()
     except (OSError, ValueError) as error:
         raise ConfigError(f"contexts: {path()}: {error}: repair or remove the file") from None

@@ -104,15 +104,15 @@ def client_of(of: click.Context, timeout_s: float = TIMEOUT_S) -> Client:
     A context is one service with its credentials: if an option, or a variable without --context,
     names a service, that gets no credentials of a context.
     """
-    known, source = contexts.load(), of.get_parameter_source
+    source = of.get_parameter_source
     weaker = [ParameterSource.DEFAULT]
     if source("context") is ParameterSource.COMMANDLINE:
         weaker.append(ParameterSource.ENVIRONMENT)
         if source("http") is ParameterSource.COMMANDLINE:
             raise click.UsageError("--context: names a service, as --http does: leave one out", of)
     given = {key: of.params[key] for key in _KEYS}
-    if source("http") in weaker and (name := of.params["context"] or known.current):
-        stored = msgspec.structs.asdict(known.named(name))
+    if source("http") in weaker and (chosen := contexts.load().chosen(of.params["context"])):
+        stored = msgspec.structs.asdict(chosen)
         given |= {key: value for key, value in stored.items() if value and source(key) in weaker}
     return make_client(Context(**given), timeout_s)
 
@@ -265,9 +265,15 @@ def print_json(value: object) -> None:
     click.echo(msgspec.json.format(json_bytes(value), indent=2).decode("utf-8"))
 
 
+class _Screen(Console):
+    def print(self, *objects: Any, crop: bool = False, **how: Any) -> None:
+        """A line that is not to be broken, such as a command, is not cut at the window's edge."""
+        super().print(*objects, crop=crop, **how)
+
+
 def console() -> Console:
     """Rich uses colours, redraws and wraps only if stdout is a terminal."""
-    screen = Console(highlight=False, markup=False, emoji=False)
+    screen = _Screen(highlight=False, markup=False, emoji=False)
     if not screen.is_terminal:
         screen.width = _NEVER_WRAPS
     return screen

@@ -8,12 +8,14 @@ from typing import Any
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from frd.cli import contexts
-from frd.cli.options import SERVICE, make_client, with_options
+from frd.cli.options import DEFAULT_HTTP, SERVICE, make_client, with_options
 from frd.cli.screens.records import print_records
 from frd.usage import examples, plain
 
+_TYPED = ParameterSource.COMMANDLINE
 _NAME = click.argument("name", shell_complete=contexts.context_names)
 
 
@@ -35,11 +37,13 @@ def command() -> None:
 def add(name: str, **given: Any) -> None:
     """Add a context, or replace the one of this name.
 
-    Only the names of files are stored.
+    Only the names of files are stored. Variables such as FRD_TOKEN_FILE do not count.
     """
-    files = {key: value.absolute() for key, value in given.items() if isinstance(value, Path)}
+    source = click.get_current_context().get_parameter_source
+    typed = {key: value for key, value in given.items() if source(key) is _TYPED}
+    files = {key: value.absolute() for key, value in typed.items() if isinstance(value, Path)}
     known = contexts.load()
-    known.contexts[name] = contexts.Context(**given | files)
+    known.contexts[name] = contexts.Context(**{"http": DEFAULT_HTTP} | typed | files)
     make_client(known.contexts[name])  # refuses what no command could use
     contexts.save(known)
 

@@ -143,6 +143,6 @@ def _show(replayed: Replayed, warnings: Sequence[str]) -> None:
     span = f"{utc_text(replayed.first_at)} to {utc_text(replayed.last_at)}"
     screen.print(Text(f"{replayed.records} records, {span}", style="dim"))
     for finding in replayed.findings:
-        screen.print(finding_panel(finding_json(finding)), crop=False)
+        screen.print(finding_panel(finding_json(finding)))
     if not replayed.findings:
         screen.print(Text("no findings", style="green"))

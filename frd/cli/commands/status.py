@@ -196,8 +196,8 @@ def _ended(line: _Object) -> Text:
     text = Text(plain(line["job"]), style="red" if line.get("failure") else "dim")
     heard_s = line.get("last_heard_s")
     heard = "" if heard_s is None else f", last heard {age_text(heard_s)}"
-    attempt = f"attempt {line['attempt']} {_how_over(line)}"
-    return text.append(f"  {attempt}, {size} ranks ({states}){heard}")
+    text.append(f"  attempt {line['attempt']} {_how_over(line)}, {size} ranks ({states}){heard}")
+    return text
 
 
 def _how_over(line: _Object) -> str:

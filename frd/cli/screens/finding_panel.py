@@ -43,6 +43,7 @@ def finding_panel(
         Text(" · ".join(filter(None, title)), style=style),
         Text(plain(headline or finding["summary"]), style=f"bold {style}" if is_open else "bold"),
         *([Text(plain(effect))] if headline and effect else ()),
+        *([Text(people, style="italic")] if (people := _people(finding, whole)) else ()),
         *_do_now(finding, is_live),
     ]
     facts = Table.grid(padding=(0, 2))
@@ -79,7 +80,6 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def _facts(finding: Mapping[str, Any], whole: bool) -> Iterator[tuple[str, RenderableType]]:
-    yield from _words_of_others(finding, whole)
     suspects = finding["suspects"]
     known = " ".join((finding.get("headline") or finding["summary"], finding.get("effect", "")))
     for number, (who, alike) in enumerate(folded(suspects)):
@@ -109,12 +109,13 @@ def _facts(finding: Mapping[str, Any], whole: bool) -> Iterator[tuple[str, Rende
     yield "id", Text(f"{finding['id']}, {_when(finding)}")
 
 
-def _held_up(finding: Mapping[str, Any], whole: bool) -> Iterator[tuple[str, Text]]:
+def _held_up(finding: Mapping[str, Any], whole: bool) -> Iterator[tuple[str, RenderableType]]:
     if finding["victims"]:
         yield "victims", Text(ranks_text(finding["victims"]))
     for label, text in collective_facts(finding):
         if whole or label != "collective" or "effect" not in finding:  # that says the same
             yield label, Text(plain(text))
+    yield from _words_of_others(finding, whole)
     held_up = finding.get("groups_held_up", ())
     if len(held_up) > 1:
         yield "holds up", Text(_groups(held_up, len(held_up) if whole else MAX_GROUPS))
@@ -125,9 +126,7 @@ def _held_up(finding: Mapping[str, Any], whole: bool) -> Iterator[tuple[str, Tex
 def _words_of_others(
     finding: Mapping[str, Any], whole: bool
 ) -> Iterator[tuple[str, RenderableType]]:
-    """What people, a victim and NCCL say."""
-    if people := _people(finding, whole):
-        yield "people", Text(people)
+    """What a victim and NCCL say."""
     if (witness := finding.get("witness")) is not None:
         yield "witness", _witness(witness, whole)
     if opinions := finding.get("second_opinion"):
@@ -142,7 +141,8 @@ def _append_suspect(
     evidence = [part for part in suspect["evidence"].split("; ") if part not in known]
     lines = [_address(suspect.get("address", {})), of + "; ".join(evidence)]
     lines += [one for one in (suspect.get("doing"),) if one and one not in known]
-    if whole or not waits_for.get("what") or waits_for["what"] not in known:
+    said = filter(None, (waits_for.get("what"), waits_for.get("text")))
+    if whole or not any(one in known for one in said):
         lines.append(waits_for.get("text"))
     for line in filter(None, lines):
         text.append(f"\n{plain(line)}", style="not bold")

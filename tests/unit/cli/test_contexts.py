@@ -75,6 +75,29 @@ def test_flags_before_variables_before_the_context(
     shell("status", "--context", "prod", "--http", prod.address, code=USAGE)
 
 
+def test_variables_of_another_service_are_not_stored(
+    shell: Shell, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FRD_TOKEN_FILE is for the service of FRD_HTTP, not for the one that is added."""
+    monkeypatch.setenv("FRD_TOKEN_FILE", str(home / "token"))
+    monkeypatch.setenv("FRD_HTTP", "127.0.0.1:1")
+    shell("context", "add", "prod", "--http", "https://frd.example")
+    assert shell("context", "show", "prod").out == "--http https://frd.example\n"
+
+
+def test_without_a_folder_of_configuration(
+    service: Service, ask: Shell, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No home, as in a container: there are no contexts, and commands work."""
+    says_status(service)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/dev/null")
+    assert ask("status", "-o", "name").out == "a/b\n"
+    assert "nothing listens" in shell("findings", "--http", "127.0.0.1:1", code=FAILED).error
+    monkeypatch.setenv("FRD_HTTP", service.address)
+    assert shell("status", "-o", "name").out == "a/b\n"
+    assert "contexts: /dev/null" in shell("context", "add", "a", code=USAGE).error
+
+
 def test_a_context_that_cannot_be_used(shell: Shell, home: Path) -> None:
     """An unknown name, a token that would be readable on the way, a file of something else:
     one line, exit code 2, and nothing is stored."""

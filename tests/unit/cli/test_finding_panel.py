@@ -230,14 +230,14 @@ SCREEN = f"""\
 stall · open · critical · train
 Rank 2 (node7): its loader worker is stuck in open(/data/shard-17.tar)
 holds up 3 ranks in all_reduce #7 of default_pg for 62 s
+acknowledged by cy; assigned to bob; silenced until 2026-11-20 12:00:00 UTC by
+cy; cy: storage is asked
 do now  Log in to the node.
           ssh node7
         Look at its stack.
           {DUMP}
         Ask who runs the file server.
 
-people    acknowledged by cy; assigned to bob; silenced until 2026-11-20
-          12:00:00 UTC by cy; cy: storage is asked
 suspect   rank 2 on node7: cpu_stuck, high confidence
           pid 13908, user ann, Slurm job 4711, command python train.py
           last joined seq 6 of default_pg
@@ -257,6 +257,14 @@ def test_the_first_screen_of_a_stuck_loader() -> None:
     text = "\n".join(line.rstrip() for line in drawn(LOADER, width=80).splitlines())
     assert text == SCREEN
     assert text.count("shard-17") == text.count("is stuck") == 1
+
+
+def test_what_a_suspect_waits_for_is_said_once() -> None:
+    """In the headline, in the summary of an older service, or else in its line of the suspect."""
+    text = "rank 2 waits for a timer: asleep for 3 s"
+    waiting = suspected(waits_for={"kind": "sleep", "text": text})
+    assert drawn(waiting).count(text) == 1
+    assert drawn({**waiting, "summary": f"it hangs; {text}"}).count(text) == 1
 
 
 def test_a_picture_that_is_redrawn_has_no_half_command() -> None:

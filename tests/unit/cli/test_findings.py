@@ -260,16 +260,13 @@ def test_a_watch_into_a_pipe_prints_what_people_care_for(service: Service) -> No
     ]
 
 
-def test_the_last_lines_of_stderr(service: Service, ask: Shell) -> None:
-    """Only if asked for: the agents are asked, and it takes an operator's token."""
-    service.says("/api/v1/findings/ab12", FINDING)
-    lines = {"rank": 1, "node": "n7", "path": "/logs/1", "lines": ["a\x1b[2J", "b"], "why": ""}
-    silent = {"rank": 2, "node": "n8", "path": "", "lines": [], "why": "not a regular file"}
-    service.says("/api/v1/findings/ab12/log", {"ranks": [lines, silent]})
-    text = ask("findings", "ab12", "--log", code=FINDINGS_PRESENT).out
-    assert "\nrank 1 on n7: /logs/1\na\\x1b[2J\nb\n" in text
-    assert "\nrank 2 on n8: not a regular file\n" in text
-    assert ask("findings", "ab12", "--log", "--json", code=FINDINGS_PRESENT).json["log"]
+def test_a_command_on_a_terminal_is_one_line(service: Service, ask: Shell) -> None:
+    """It is longer than the window, and neither broken nor cut."""
+    command = "kubectl exec --namespace ml trainer-0 -- py-spy dump --pid 7 " + "x" * 100
+    step = {"text": "Look at its stack.", "command": command}
+    service.says("/api/v1/findings?state=open", answer({**FINDING, "do_now": [step]}))
+    lines = ask.drawn("findings", code=FINDINGS_PRESENT).lines
+    assert command in [line.strip() for line in lines]
 
 
 def on_a_terminal(service: Service, rows: int, *words: str) -> tuple[subprocess.Popen[bytes], int]:

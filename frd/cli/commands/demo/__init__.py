@@ -170,7 +170,7 @@ def _print_outcome(console: Console, outcome: Outcome, *, runs_on: bool) -> None
     for finding in outcome.findings:
         steps = [{"text": step["text"]} for step in finding.get("do_now", ())]
         shown = finding if runs_on else {**finding, "do_now": steps, "dump": None}
-        console.print(finding_panel(shown), crop=False)
+        console.print(finding_panel(shown))
     if not outcome.findings:
         console.print("no findings")
     if (takeover := outcome.takeover) is not None:

@@ -116,7 +116,7 @@ def command(
     elif form == "json":
         print_json(answer)
     elif form == "drawn":
-        console().print(_picture(answer), crop=False)
+        console().print(_picture(answer))
     else:
         _print_records(form, answer["findings"], answer)
         print_notes(_last(answer))

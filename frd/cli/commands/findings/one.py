@@ -32,25 +32,20 @@ _SEARCHED = "10000"
     ),
 )
 @click.argument("finding", metavar="ID", shell_complete=finding_ids)
-@click.option("--log", is_flag=True, help="Also the last lines of each suspect's stderr.")
 @json_option
 @service_options
-def show(client: Client, finding: str, log: bool, as_json: bool) -> int:
+def show(client: Client, finding: str, as_json: bool) -> int:
     """Show one finding in full: evidence, whole stacks, victims, history, and the address of its
-    page. The same as `frd findings ID`. With --log, an operator's token is needed.
+    page. The same as `frd findings ID`.
 
     Exit code 3 while it is open, or goes on after it was closed by hand, else 0.
     """
     found = find(client, finding)
-    logs = client.get(finding_path(found, "log"))["ranks"] if log else []
     if as_json:
-        print_json(found | ({"log": logs} if log else {}))
+        print_json(found)
     else:
         screen = console()
-        screen.print(finding_panel(found, whole=True), crop=False)
-        for one in logs:
-            of = f"rank {one['rank']} on {one['node']}: {one['path'] or one['why']}"
-            screen.print("", *map(plain, (of, *one["lines"])), sep="\n", soft_wrap=True)
+        screen.print(finding_panel(found, whole=True))
         if client.has_page():
             screen.print(f"page: {finding_page(client.url, found['id'])}", soft_wrap=True)
     return FINDINGS_PRESENT if found["state"] == "open" or found.get("goes_on") else 0
