@@ -137,13 +137,14 @@ def _append_suspect(
     text: Text, of: str, suspect: Mapping[str, Any], whole: bool, known: str
 ) -> None:
     """What is `known` already is left out."""
-    waits_for = suspect.get("waits_for", {})
-    evidence = [part for part in suspect["evidence"].split("; ") if part not in known]
-    lines = [_address(suspect.get("address", {})), of + "; ".join(evidence)]
+    words = set(known.replace(",", " ").split())
+    evidence = [
+        part for part in suspect["evidence"].split("; ") if not words.issuperset(part.split())
+    ]
+    lines = [of + "; ".join(evidence), _address(suspect.get("address", {}))]
     lines += [one for one in (suspect.get("doing"),) if one and one not in known]
-    said = filter(None, (waits_for.get("what"), waits_for.get("text")))
-    if whole or not any(one in known for one in said):
-        lines.append(waits_for.get("text"))
+    if whole:
+        lines.append(suspect.get("waits_for", {}).get("text"))
     for line in filter(None, lines):
         text.append(f"\n{plain(line)}", style="not bold")
     _append_stack(text, suspect["stack"], whole, suspect.get("inside"))

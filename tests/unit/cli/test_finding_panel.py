@@ -123,8 +123,8 @@ def test_what_else_is_known_is_shown() -> None:
 
 
 def test_a_whole_finding_has_its_history_and_all_frames() -> None:
-    """Nothing is cut. The short view has the innermost frames. Both say when it opened, became
-    critical and closed."""
+    """Nothing is cut. The short view has the innermost frames, and what the suspect waits for in
+    the first line only. Both say when it opened, became critical and closed."""
     stack = [f"frame {number}" for number in range(50)]
     waits_for = "rank 2 waits for data: it has been in read() of /data/shard-17.tar for 41 s"
     finding = {
@@ -146,6 +146,7 @@ def test_a_whole_finding_has_its_history_and_all_frames() -> None:
     assert "frame 8" not in short
     assert "42 more frames" in short
     assert when in short
+    assert waits_for not in short
 
 
 def test_a_finding_with_the_fewest_keys_is_drawn() -> None:
@@ -239,8 +240,8 @@ do now  Log in to the node.
         Ask who runs the file server.
 
 suspect   rank 2 on node7: cpu_stuck, high confidence
-          pid 13908, user ann, Slurm job 4711, command python train.py
           last joined seq 6 of default_pg
+          pid 13908, user ann, Slurm job 4711, command python train.py
           waits for its DataLoader worker pid 13910
             load_batch (train.py:88)
             main (train.py:120)
@@ -260,11 +261,19 @@ def test_the_first_screen_of_a_stuck_loader() -> None:
 
 
 def test_what_a_suspect_waits_for_is_said_once() -> None:
-    """In the headline, in the summary of an older service, or else in its line of the suspect."""
+    """The headline has it, and so had the summary of an older service; the whole finding has it in
+    full. Evidence that is the headline in other words is left out."""
     text = "rank 2 waits for a timer: asleep for 3 s"
-    waiting = suspected(waits_for={"kind": "sleep", "text": text})
-    assert drawn(waiting).count(text) == 1
-    assert drawn({**waiting, "summary": f"it hangs; {text}"}).count(text) == 1
+    evidence = "last joined seq 6 of default_pg; main thread at train.py:88 in load_batch"
+    finding = suspected(waits_for={"kind": "sleep", "text": text}, evidence=evidence) | {
+        "headline": "Rank 2 (node7): its main thread is asleep at train.py:88 load_batch",
+        "effect": "holds up 3 ranks in all_reduce #7 of default_pg for 12 s",
+    }
+    short = drawn(finding)
+    assert text not in short
+    assert "last joined seq 6" in short
+    assert "main thread at" not in short
+    assert text in drawn(finding, whole=True)
 
 
 def test_a_picture_that_is_redrawn_has_no_half_command() -> None:
