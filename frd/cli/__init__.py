@@ -36,6 +36,7 @@ COMMANDS = {
     "notify": "Send a test message to a webhook.",
     "check": "Validate a configuration and print the effective values.",
     "doctor": "Check whether a job on this machine would be watched.",
+    "context": "Name services with their credentials, and choose one.",
     "completion": "Print the completion script of a shell.",
 }
 

@@ -48,7 +48,7 @@ from frd.usage import examples, plain
     "--cell",
     type=click.IntRange(0, CELLS - 1),
     metavar="N",
-    help="With --config: which cell.  [that of --job]",
+    help="With --config: which cell.  [default: that of --job]",
 )
 @click.option("--job", metavar="J", help="Only findings of this job.")
 @since_option

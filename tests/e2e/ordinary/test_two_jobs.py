@@ -95,7 +95,7 @@ def test_two_jobs_of_one_name_and_one_that_hangs(tmp_path: Path) -> None:
             assert client.get("/api/v1/findings")["warnings"] == [warning]
             assert client.get("/api/v1/findings", {"job": "other"})["warnings"] == []
             for command in ("status", "findings"):
-                words = " ".join(frd(command, "--http", client.address).stdout.split())
+                words = " ".join(frd(command, "--http", client.address).stderr.split())
                 assert "give each its own --job" in words
             assert moves(client, "train", first)
 
