@@ -45,6 +45,7 @@ from frd.service.http.json_api import cluster_json, findings_json, job_json, job
 from frd.service.http.pictures import FORMS, Pictures
 from frd.service.http.web.events import Events
 from frd.service.http.web.pages import FILES, Pages
+from frd.service.http.web.past import Past
 from frd.service.http.web.session import PATH as SESSION
 from frd.service.http.web.session import Sessions
 from frd.service.journal.payloads import Dismissal
@@ -146,6 +147,7 @@ def _pages() -> Iterator[Route]:
     yield Route(FILES + "{name:anything}", pages.file)
     for path in ("/", "/history", "/jobs/{name:anything}", "/findings/{name:anything}"):
         yield Route(path, pages.page)
+    yield Route("/{unknown:anything}", pages.unknown)
 
 
 class _Alone:
@@ -169,6 +171,7 @@ class _Api:
         self._view = view
         self._pictures = pictures
         self._runbooks = runbooks.load()
+        self._past = Past(view)
 
     async def metrics(self, _: Request) -> Response:
         text = await asyncio.to_thread(collector.render, self._view.state)
@@ -184,7 +187,12 @@ class _Api:
 
     async def jobs(self, _: Request) -> Response:
         view = self._view
-        return await json_answer(lambda: jobs_json(view.state, view.not_ready()))
+
+        def answer() -> object:
+            state = view.state
+            return jobs_json(state, view.not_ready(), self._past.ended(state))
+
+        return await json_answer(answer)
 
     async def health(self, _: Request) -> Response:
         view = self._view
@@ -244,7 +252,12 @@ class _Api:
 
     async def finding(self, request: Request) -> Response:
         found = await self._finding(request.path_params["id"])
-        return await json_answer(lambda: finding_json(found))
+
+        def answer() -> object:
+            before = self._past.before(found)
+            return finding_json(found) | ({"before": before} if before else {})
+
+        return await json_answer(answer)
 
     async def _finding(self, finding_id: str) -> Finding:
         if (found := await asyncio.to_thread(self._view.finding, finding_id)) is not None:

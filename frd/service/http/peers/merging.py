@@ -21,6 +21,7 @@ from frd.forms import finding_json
 from frd.model import Finding, FindingState
 from frd.service.http.job_json import MOST_NODES
 from frd.service.http.watching_json import NO_AGENT
+from frd.service.http.web.past import MOST_ENDED
 
 Json: TypeAlias = dict[str, Any]
 _MAX_CELLS: Final = 8
@@ -154,9 +155,12 @@ def merge_jobs(listing: Listing, others: Sequence[Heard]) -> Json:
             known = by_name.get(line["job"])
             if known is None or known["attempt"] < line["attempt"]:
                 by_name[line["job"]] = line
+    said = [one for heard in (listing.own, *others) for one in heard.json.get("ended", ())]
+    ended = {(one["job"], one["at"], one["kind"]): one for one in said}
     return {
         **_common(listing, others),
         "jobs": [by_name[name] for name in sorted(by_name)],
+        "ended": sorted(ended.values(), key=lambda one: str(one["at"]), reverse=True)[:MOST_ENDED],
     }
 
 
