@@ -44,7 +44,7 @@ export function Job({ name, query }) {
       ${findings ? html`<${Findings} findings=${findings} none="No open findings." jobless=${true} />` : html`<p class="loading">Loading</p>`}
       <p class="small"><a href=${`/history?${new URLSearchParams({ job: name })}`}>Closed findings of this job</a></p>
     <//>
-    <${Boundary} what="what ended" on=${jobs}><${Ended} jobs=${jobs} job=${name} /><//>
+    <${Boundary} what="what ended" on=${jobs}><${Ended} jobs=${jobs} job=${name} first=${findings?.[0] ?? null} /><//>
     ${warningsOf(jobs, name).map((one, i) => html`<p key=${i} class="box"><strong>Warning:</strong> ${one}</p>`)}
     <${Part} id="waits" title="Ranks that wait, and for what" on=${job}><${Waits} job=${job} /><//>
     <${Part} id="map" title="Groups and ranks" on=${job.map}>

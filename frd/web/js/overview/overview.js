@@ -43,7 +43,7 @@ export function Overview() {
         <h2 id="jobs-head">Jobs</h2>
         <${Boundary} what="jobs" on=${jobs}>${jobs ? known.length ? html`<${Jobs} jobs=${known} open=${list(open)} />` : html`<${FirstSteps} />` : html`<p class="loading">Loading</p>`}<//>
       </section>
-      <${Boundary} what="what ended" on=${jobs}><${Ended} jobs=${jobs} without=${open?.length ? [] : failedJobs(jobs).map((one) => one.job)} /><//>
+      <${Boundary} what="what ended" on=${jobs}><${Ended} jobs=${jobs} first=${open?.length ? ordered(open)[0] : null} without=${open?.length ? [] : failedJobs(jobs).map((one) => one.job)} /><//>
     </div>
     <${Boundary} what="health of frd" on=${health}><${Health} health=${health} /><//>
   </main>`;
@@ -179,8 +179,9 @@ function Jobs({ jobs, open }) {
 
 const FIRST = 6; // of what ended, without a click
 
-/** What is over by itself: failed jobs and closed findings. @param {{jobs: any, job?: string | null, without?: any[]}} props `without`: jobs that are shown elsewhere */
-export function Ended({ jobs, job = null, without = [] }) {
+/** What is over by itself: failed jobs and closed findings. @param {{jobs: any, job?: string | null, first?: any, without?: any[]}} props
+ * `first`: the finding that the page begins with; `without`: failed jobs that are shown elsewhere */
+export function Ended({ jobs, job = null, first = null, without = [] }) {
   const [all, setAll] = useState(false);
   const ended = new Map(); // one line for what happened again and again
   for (const one of list(jobs?.ended).map(record)) {
@@ -193,7 +194,7 @@ export function Ended({ jobs, job = null, without = [] }) {
   return html`<section aria-labelledby="ended-head">
     <h2 id="ended-head">Ended by itself in the last 24 hours</h2>
     <ul class="ended">${(all ? lines : lines.slice(0, FIRST)).map((one, i) => html`<li key=${i}>
-      ${job === null ? html`<${JobLink} job=${one.job} />: ` : ""}${one.finding ? html`<a class="row" href=${findingPath(one.finding)}>${text(one.text)}</a>` : text(one.text)}
+      ${job === null ? html`<${JobLink} job=${one.job} />: ` : ""}${one.finding ? html`<a class="row" href=${findingPath(one.finding)}>${first && first.job === one.job && first.headline === one.text ? "the same as now" : text(one.text)}</a>` : text(one.text)}
       <div class="muted small">${text(one.kind)}${one.times > 1 ? `, ${one.times} times, last` : ""} <${Time} at=${one.at} /></div></li>`)}</ul>
     ${lines.length > FIRST && !all ? html`<p><button type="button" onClick=${() => setAll(true)}>Show all ${lines.length}</button></p>` : ""}
   </section>`;
