@@ -45,6 +45,12 @@ class _Line(msgspec.Struct):
     attempt: int
 
 
+class _Ended(msgspec.Struct):
+    job: str
+    at: str
+    kind: str
+
+
 class _Finding(msgspec.Struct):
     id: str
     job: str
@@ -60,6 +66,7 @@ class Jobs(msgspec.Struct):
     jobs: list[_Line]
     watching: _Watching
     warnings: list[_Warning]
+    ended: list[_Ended] = []
 
 
 @decodable
