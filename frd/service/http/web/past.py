@@ -34,8 +34,8 @@ class Past:
         """When `_closed` was read, and which findings lasted then."""
 
     def ended(self, state: ServiceState) -> list[Json]:
-        """The newest jobs that failed and findings that closed within a day, newest first. A
-        failure stands for its finding."""
+        """The newest jobs that failed and findings that closed within a day, newest first.
+        A finding that explains a failure is in that entry."""
         failed = [
             {
                 "job": view.key.job,

@@ -86,7 +86,7 @@ export function MemoryChart({ data }) {
 const FAR = 3; // a capacity so many times the highest sample would leave the curves flat: it is not drawn
 const capacities = (series) => [...new Set(series.map((one) => number(record(one).capacity_bytes)).filter(Boolean))];
 
-/** Explains what is drawn, and names what lies outside of the axes. */
+/** Explains what is drawn, and names what is outside of the axes. */
 function caption(data, rows) {
   const { columns, drawn } = memoryColumns(data, rows.slice(0, MOST));
   const [first, last] = [columns[0][0], columns[0].at(-1)];

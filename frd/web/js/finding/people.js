@@ -62,7 +62,7 @@ function Forms({ finding }) {
       ${anonymous ? html`<label class="muted small">as <input size="12" placeholder="your name" defaultValue=${name} onInput=${(event) => (name = event.currentTarget.value.trim())} /></label>` : ""}
     </div>
     ${form ? html`<form class="tools say" key=${form} onSubmit=${submit}>
-      <label>${FIELDS[form][0]} <input name="said" required maxlength="1000" autofocus ref=${(input) => input?.focus()} /></label>
+      <label>${FIELDS[form][0]} <input name="said" required=${form === "note" || form === "close"} maxlength="1000" ref=${(input) => input?.focus()} /></label>
       ${form === "silence"
         ? html`<button value="1">1 h</button> <button value="4">4 h</button> <label>until <input name="until" type="datetime-local" /></label> <button>Until</button>`
         : html`<button>${form === "close" ? "Close the finding" : form === "note" ? "Add" : "Assign"}</button>`}

@@ -35,8 +35,8 @@ def past(number: int, ago: int, job: str = "train", node: str = "node0") -> Find
 
 
 def test_what_ended(tmp_path: Path) -> None:
-    """Findings that closed within a day and jobs that failed, newest first; a failure stands for
-    its finding; what goes on has not ended."""
+    """Findings that closed within a day and jobs that failed, newest first; a finding
+    that explains a failure is in that entry; what goes on has not ended."""
     why = ExitInfo(ExitKind.SIGNAL, 9)
     failure = Failure(0, 2, AlignedNs(NOW - HOUR), 1, "rank 1 was killed", why, f"{1:016x}")
     failed = dataclasses.replace(job_view("failed"), ended=True, failure=failure)
