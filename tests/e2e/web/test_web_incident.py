@@ -150,7 +150,7 @@ def test_the_log_on_demand(service: Serving, watched: Watched) -> None:
     """The last lines of stderr are read when they are wanted, and are text; of a rank without a
     file it says why."""
     ranks = [
-        {"rank": 3, "node": "node7", "path": "/log/3", "lines": ["<b>slow</b>", "read"]},
+        {"rank": 3, "node": "node7", "path": "/log/3", "lines": ["<b>slow</b>", "x" * 999]},
         {"rank": 1, "node": "node6", "path": "", "lines": [], "why": "stderr is a pipe"},
     ]
     asked: list[str] = []
@@ -164,8 +164,9 @@ def test_the_log_on_demand(service: Serving, watched: Watched) -> None:
     expect(page.get_by_text("Last lines of its stderr")).to_be_visible()
     assert asked == []
     page.get_by_text("Last lines of its stderr").click()
-    expect(page.locator(".log pre")).to_have_text("<b>slow</b>\nread")
+    expect(page.locator(".log pre")).to_have_text("<b>slow</b>\n" + "x" * 999)
     expect(page.locator(".log")).to_contain_text("stderr is a pipe")
+    assert overflow_px(page) <= 0
 
 
 def test_what_people_say(service: Serving, watched: Watched) -> None:

@@ -176,17 +176,6 @@ export function folded(suspects) {
 export const named = (alike) =>
   alike.length === 1 ? `rank ${text(alike[0].rank)}` : `ranks ${rangesText(ranges(alike.map((one) => one.rank)))}`;
 
-/** `rank 2 on gpu-17: cpu_stuck (high)`, then what it does or waits for, in the words of the API, if that is not in `said`. */
-export function SuspectLine({ alike, said = "" }) {
-  const [one] = alike;
-  const known = placeOf(one);
-  const does = said.includes(known) || alike.length > 1 ? "" : known; // the summary often ends with it
-  return html`<div class="suspect-line">
-    <strong>${named(alike)}</strong>${one.node && alike.length === 1 ? ` on ${text(one.node)}` : ""}: ${text(one.reason)}
-    ${one.confidence ? ` (${text(one.confidence)})` : ""}${does ? html`<span class="does">${does}</span>` : ""}
-  </div>`;
-}
-
 /** Terms and their values; a row without a value is left out. @param {{rows: [string, any][]}} props */
 export const Facts = ({ rows }) => html`<dl class="facts">
   ${rows

@@ -8,7 +8,7 @@ import { Health } from "./health.js";
 import { age, count, figure, list, record, text } from "../core/format.js";
 import { useTitle } from "../core/frame.js";
 import {
-  Age, Boundary, Copy, Counts, DoNow, FindingLink, JobLink, Pace, Ranks, Said, SuspectLine, Table, Tag, Time, closeText, fates, folded,
+  Age, Boundary, Copy, Counts, DoNow, FindingLink, JobLink, Pace, Ranks, Said, Table, Tag, Time, closeText, fates, silenced,
 } from "../core/parts.js";
 import { findingPath } from "../core/router.js";
 import { useStore } from "../core/store.js";
@@ -53,9 +53,9 @@ const failedJobs = (jobs) => list(jobs?.jobs).map(record).filter((one) => one.st
 
 const STOPS = ["stall", "mismatch", "order", "rank_lost", "oom"]; // kinds that stop a job
 
-/** Critical first, then what stops a job, then newest first as the API gives them. */
+/** Critical first, then what stops a job, then newest first as the API gives them; at the end what people have dealt with. */
 const ordered = (open) => [...open].sort((a, b) => urgency(b) - urgency(a));
-const urgency = (one) => one.goes_on === true ? -1 : 2 * Number(one.severity === "critical") + Number(STOPS.includes(one.kind));
+const urgency = (one) => one.goes_on === true || silenced(one) ? -1 : 2 * Number(one.severity === "critical") + Number(STOPS.includes(one.kind));
 
 /** Says that the oldest open findings are not on the page. */
 export function CutNote() {
@@ -87,7 +87,7 @@ function Verdict({ jobs, open, stale }) {
       ${first.effect ? html`<p class="effect">${text(first.effect)}</p>` : ""}
       <p class="muted">job <${JobLink} job=${first.job} />, since <${Time} at=${first.opened_at} /> <${Said} finding=${first} /></p>
       <${DoNow} finding=${first} />
-      <${Blame} finding=${first} />
+      <${Affected} finding=${first} />
     </div>`;
   }
   if (counts) {
@@ -113,19 +113,11 @@ export const Failed = ({ failure }) => html`${failure.finding ? html`<a class="r
 /** What the victims of a finding are, by its kind; those of other kinds are not shown here. */
 const VICTIMS = { stall: "Only wait", order: "Only wait", mismatch: "Only wait", straggler: "Only wait", rank_lost: "Also affected" };
 
-/** The ranks that a finding affects; its first causes only if no headline names them. */
-function Blame({ finding }) {
-  const suspects = finding.headline ? [] : folded(finding.suspects);
+/** The ranks that a finding affects. */
+function Affected({ finding }) {
   const affected = Object.hasOwn(VICTIMS, text(finding.kind)) ? VICTIMS[finding.kind] : "";
-  const victims = affected ? list(finding.victims) : [];
-  return html`<div class="blame">
-    ${suspects.length ? html`<span class="muted">First cause</span><div><${SuspectLines} alike=${suspects} said=${text(finding.summary)} /></div>` : ""}
-    ${victims.length ? html`<span class="muted">${affected}</span><div><${Ranks} ranks=${victims} /></div>` : ""}
-  </div>`;
+  return affected && list(finding.victims).length ? html`<p class="affected"><span class="muted">${affected}</span> <${Ranks} ranks=${finding.victims} /></p>` : null;
 }
-
-const SuspectLines = ({ alike, said }) => html`${alike.slice(0, 3).map((one, i) => html`<${SuspectLine} key=${i} alike=${one} said=${said} />`)}
-  ${alike.length > 3 ? html`<div class="muted">and ${count(alike.slice(3).flat().length, "more suspect")}</div>` : ""}`;
 
 /** Every reason why a hang could go unnoticed, always visible. */
 function Watching({ jobs }) {
@@ -152,7 +144,6 @@ export function Findings({ findings, none, closed = false, jobless = false }) {
     const row = [
       closed ? html`<${Time} at=${one.opened_at} />` : html`<${Tag} value=${one.severity} />`,
       html`<${FindingLink} finding=${one} />${one.effect ? html`<div class="muted">${text(one.effect)}</div>` : ""}
-        ${one.headline ? "" : list(one.suspects).length ? html`<${SuspectLines} alike=${folded(one.suspects)} said=${text(one.summary)} />` : html`<div class="muted">no suspect${one.reason ? `: ${text(one.reason)}` : ""}</div>`}
         ${one.goes_on === true || closed ? html`<div class="muted">${closeText(one)}</div>` : ""}<${Said} finding=${one} />`,
       html`<${JobLink} job=${one.job} />`,
       text(one.kind),
