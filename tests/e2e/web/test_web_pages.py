@@ -97,6 +97,12 @@ def test_the_map_of_a_job(service: Serving, watched: Watched) -> None:
         "missing: rank 3; waiting, stalled: 3 ranks, 0-2"
     )
     page.wait_for_function("() => document.querySelector('.heat canvas').width > 0")
+    expect(section(page, "Groups and ranks")).to_contain_text("rank 3, train.py:7 in load")
+    suspect, *others = section(page, "Notable ranks").locator("tbody tr").all()
+    expect(suspect).to_contain_text("train.py:7 in load")
+    expect(suspect.locator(".tag.bad")).to_contain_text("suspect")
+    expect(section(page, "Notable ranks").locator(".good")).to_have_count(0)
+    assert any("waiting" in other.inner_text() for other in others)
     page.get_by_label("Rank", exact=True).fill("3")
     page.get_by_role("button", name="Show").click()
     panel = page.get_by_role("complementary")

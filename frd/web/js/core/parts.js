@@ -124,8 +124,8 @@ export function Said({ finding }) {
 
 export const silenced = (finding) => (secondsSince(finding.silenced_until) ?? 0) < 0;
 
-/** Where a suspect is, or what it waits for, in the words of the API. */
-export const placeOf = (suspect) => text(record(suspect.waits_for).text) || text(suspect.doing) || text(suspect.inside) || text(list(suspect.stack)[0]);
+/** What a suspect waits for or does, and its line, in the words of the API. */
+export const placeOf = (suspect) => [...new Set([text(record(suspect.waits_for).text) || text(suspect.doing), text(list(suspect.stack)[0])])].filter(Boolean).join("; ");
 
 const STOPS = ["stall", "order", "mismatch"]; // kinds whose victims wait
 /** What open findings say of ranks. @returns {{suspects: Map<number, any>, waiting: import("./ranges.js").Ranges}} `suspects`: the first finding's of each rank */
