@@ -10,6 +10,7 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from frd.forms import finding_json
 from frd.model import (
     Address,
     AlignedNs,
@@ -109,8 +110,10 @@ def test_a_hostile_name(service: Serving, watched: Watched, which: str) -> None:
     text, seen = HOSTILE[which], SEEN[which]
     to_do = {"text": text, "command": f"ls {text}", "args": ["ls", text]}
 
+    answer = {**finding_json(finding_of([*HOSTILE].index(which), text)), "do_now": [to_do]}
+
     def add(route: Route) -> None:
-        route.fulfill(json={**route.fetch().json(), "do_now": [to_do]})
+        route.fulfill(json=answer)
 
     watched.page.route("**/api/v1/findings/*", add)
     page = watched.open(service.address)

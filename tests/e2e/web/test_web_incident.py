@@ -13,6 +13,7 @@ from typing import Any, Final
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from frd.forms import finding_json
 from frd.model import (
     Address,
     AlignedNs,
@@ -80,18 +81,13 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield one
 
 
-def with_do_now(route: Route) -> None:
-    """The answer of the service, with steps for what is open."""
-    data = route.fetch().json()
-    for one in data.get("findings", [data]):
-        if one["state"] == "open":
-            one["do_now"] = DO_NOW
-    route.fulfill(json=data)
-
-
 def opened(one: Watched, service: Serving, path: str) -> Page:
-    one.page.route("**/api/v1/findings?*", with_do_now)
-    one.page.route(f"**/api/v1{PATH}", with_do_now)
+    """The page, with steps for the open finding."""
+    shown = {**finding_json(incident()), "do_now": DO_NOW}
+    shown["before"] = {"times": 1, "last_at": shown["opened_at"]}
+    listed = re.compile(r"/api/v1/findings\?state=open")
+    one.page.route(listed, lambda route: route.fulfill(json={"findings": [shown]}))
+    one.page.route(f"**/api/v1{PATH}", lambda route: route.fulfill(json=shown))
     page = one.open(service.address, path)
     expect(page.get_by_text(HEADLINE).first).to_be_visible()
     return page
@@ -220,12 +216,12 @@ def test_what_was(service: Serving, watched: Watched) -> None:
     """The overview has what ended within a day; the finding says that it is the third one, and
     links to the others; a job that the engine has forgotten has its findings, and no error."""
     watched.expect(r"^answer 404: .*/jobs/gone", r"^console error: Failed to load.* 404")
-    page = opened(watched, service, "/")
+    page = watched.open(service.address)
     ended = section(page, "Ended by itself in the last 24 hours")
     expect(ended.locator("li")).to_have_count(2)
     expect(ended).to_contain_text("Rank 1 ran out of memory")
     expect(ended).to_contain_text("llm: the same as now")
-    page = opened(watched, service, PATH)
+    page = watched.open(service.address, PATH)
     before = page.locator(".before")
     expect(before).to_contain_text("This happened 2 times to this job before, 2 times on node7")
     before.get_by_role("link").click()

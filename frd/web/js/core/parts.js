@@ -131,12 +131,12 @@ const STOPS = ["stall", "order", "mismatch"]; // kinds whose victims wait
 /** What open findings say of ranks. @returns {{suspects: Map<number, any>, waiting: import("./ranges.js").Ranges}} `suspects`: the first finding's of each rank */
 export function blamed(findings) {
   const suspects = new Map();
-  const waiting = [];
+  const waiting = new Set();
   for (const one of list(findings).map(record)) {
     for (const suspect of list(one.suspects).map(record)) if (!suspects.has(suspect.rank)) suspects.set(suspect.rank, suspect);
-    if (STOPS.includes(one.kind)) waiting.push(...list(one.victims));
+    if (STOPS.includes(one.kind)) list(one.victims).forEach((rank) => waiting.add(rank));
   }
-  return { suspects, waiting: without(ranges([...new Set(waiting)]), ranges([...suspects.keys()])) };
+  return { suspects, waiting: without(ranges([...waiting]), ranges([...suspects.keys()])) };
 }
 
 /** The state of a rank in the light of open findings. @param {Record<string, any>} one @param {ReturnType<typeof blamed>} blame */
@@ -147,8 +147,7 @@ export function Fate({ one, blame, calm = false }) {
 }
 
 /** Numbers of ranks by state, with suspects and ranks that wait instead of `live` ones. */
-export function fates(counts, findings) {
-  const { suspects, waiting } = blamed(findings);
+export function fates(counts, { suspects, waiting }) {
   const { live, ...rest } = record(counts);
   const alive = number(live) ?? 0;
   const suspect = Math.min(alive, [...suspects.values()].filter((one) => !["exited", "unreachable"].includes(one.reason)).length);

@@ -1,7 +1,7 @@
 /**
  * The page of one job: state, findings, the map of groups and ranks, the wait-for graph, memory, ops.
  */
-import { html, useState } from "../../vendor/standalone.module.js";
+import { html, useMemo, useState } from "../../vendor/standalone.module.js";
 import { useFetched } from "../core/fetched.js";
 import { figure, list, record, text } from "../core/format.js";
 import { useTitle } from "../core/frame.js";
@@ -23,6 +23,8 @@ export function Job({ name, query }) {
   const jobs = useStore((now) => now.jobs);
   const [rank, setRank] = useState(null);
   useTitle(text(name));
+  const findings = useMemo(() => open?.filter((one) => one.job === name && (!attempt || String(one.attempt) === attempt)) ?? null, [open, name, attempt]);
+  const blame = useMemo(() => blamed(findings), [findings]);
   const title = html`<h1 tabindex="-1">Job ${text(name)}${job?.attempt || attempt ? html` <span class="muted">attempt ${text(job?.attempt ?? attempt)}</span>` : ""}</h1>`;
   if (!job) {
     return html`<main id="main">${title}
@@ -30,15 +32,13 @@ export function Job({ name, query }) {
     </main>`;
   }
   const calm = job.ended === true && !job.failure;
-  const findings = open?.filter((one) => one.job === name && (!attempt || String(one.attempt) === attempt)) ?? null;
-  const blame = blamed(findings);
   return html`<main id="main">
     ${title}
     ${error ? html`<p class="box warn" role="alert">${error}</p>` : ""}
     ${job.failure
       ? html`<p class="box bad"><strong>This job failed:</strong> <${Failed} failure=${job.failure} /></p>`
       : job.ended ? html`<p class="box"><strong>This job has ended.</strong></p>` : ""}
-    <${Boundary} what="state" on=${job}><${State} job=${job} findings=${list(findings)} calm=${calm} /><//>
+    <${Boundary} what="state" on=${job}><${State} job=${job} blame=${blame} calm=${calm} /><//>
     <${Part} id="findings" title="Open findings" on=${findings}>
       <${CutNote} />
       ${findings ? html`<${Findings} findings=${findings} none="No open findings." jobless=${true} />` : html`<p class="loading">Loading</p>`}
@@ -81,10 +81,10 @@ function Past({ name, error }) {
     <section aria-labelledby="past-head"><h2 id="past-head">Findings of this job</h2><${Findings} findings=${findings} none="" closed=${true} jobless=${true} /></section>${ways}`;
 }
 
-const State = ({ job, findings, calm }) => html`<${Facts} rows=${[
+const State = ({ job, blame, calm }) => html`<${Facts} rows=${[
   ["State", html`<${Tag} value=${job.state} />`],
   ["Ranks", figure(job.world_size)],
-  ["Ranks by state", html`<${Counts} counts=${fates(job.ranks, findings)} calm=${calm} />`],
+  ["Ranks by state", html`<${Counts} counts=${fates(job.ranks, blame)} calm=${calm} />`],
   ["Collectives", html`<${Pace} pace=${job.pace} />`],
   ["Lost entries", job.gap_entries ? html`<strong class="warn">${figure(job.gap_entries)}</strong>` : ""],
 ]} />`;

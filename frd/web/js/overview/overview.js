@@ -3,12 +3,12 @@
  *
  * The verdict uses states, counts and sentences of the API. It never names a cause by itself.
  */
-import { html, useEffect, useState } from "../../vendor/standalone.module.js";
+import { html, useEffect, useMemo, useState } from "../../vendor/standalone.module.js";
 import { Health } from "./health.js";
 import { age, count, figure, list, record, text } from "../core/format.js";
 import { useTitle } from "../core/frame.js";
 import {
-  Age, Boundary, Copy, Counts, DoNow, FindingLink, JobLink, Pace, Ranks, Said, Table, Tag, Time, closeText, fates, silenced,
+  Age, Boundary, Copy, Counts, DoNow, FindingLink, JobLink, Pace, Ranks, Said, Table, Tag, Time, blamed, closeText, fates, silenced,
 } from "../core/parts.js";
 import { findingPath } from "../core/router.js";
 import { useStore } from "../core/store.js";
@@ -41,7 +41,7 @@ export function Overview() {
     <div class="columns">
       <section aria-labelledby="jobs-head">
         <h2 id="jobs-head">Jobs</h2>
-        <${Boundary} what="jobs" on=${jobs}>${jobs ? known.length ? html`<${Jobs} jobs=${known} open=${list(open)} />` : html`<${FirstSteps} />` : html`<p class="loading">Loading</p>`}<//>
+        <${Boundary} what="jobs" on=${jobs}>${jobs ? known.length ? html`<${Jobs} jobs=${known} open=${open ?? NONE} />` : html`<${FirstSteps} />` : html`<p class="loading">Loading</p>`}<//>
       </section>
       <${Boundary} what="what ended" on=${jobs}><${Ended} jobs=${jobs} first=${open?.length ? ordered(open)[0] : null} without=${open?.length ? [] : failedJobs(jobs).map((one) => one.job)} /><//>
     </div>
@@ -49,6 +49,7 @@ export function Overview() {
   </main>`;
 }
 
+const NONE = [];
 const failedJobs = (jobs) => list(jobs?.jobs).map(record).filter((one) => one.state === "failed");
 
 const STOPS = ["stall", "mismatch", "order", "rank_lost", "oom"]; // kinds that stop a job
@@ -156,12 +157,13 @@ export function Findings({ findings, none, closed = false, jobless = false }) {
 
 function Jobs({ jobs, open }) {
   const rank = { stalled: 0, failed: 0, unwatched: 1, running: 2, lost: 3, ended: 4 };
+  const blames = useMemo(() => new Map([...new Set(open.map((one) => one.job))].map((job) => [job, blamed(open.filter((one) => one.job === job))])), [open]);
   const sorted = jobs.map(record).sort((a, b) => (rank[a.state] ?? 1) - (rank[b.state] ?? 1));
   return html`<${Table} label="Jobs" extra=${[3, 4]} head=${["Job", "State", "Ranks", "Collectives", "Last report"]}
     rows=${sorted.map((one) => [
       html`<${JobLink} job=${one.job} />${one.attempt ? html` <span class="muted">attempt ${text(one.attempt)}</span>` : ""}`,
       html`<${Tag} value=${one.state} />`,
-      html`<${Counts} counts=${fates(one.ranks, open.filter((other) => other.job === one.job))} calm=${one.ended === true && !one.failure} />${one.gap_entries ? html`, <span class="warn">${figure(one.gap_entries)} entries lost</span>` : ""}`,
+      html`<${Counts} counts=${fates(one.ranks, blames.get(one.job) ?? blamed([]))} calm=${one.ended === true && !one.failure} />${one.gap_entries ? html`, <span class="warn">${figure(one.gap_entries)} entries lost</span>` : ""}`,
       html`<${Pace} pace=${one.pace} />`,
       one.last_heard_s === null || one.last_heard_s === undefined ? "none yet" : `${age(one.last_heard_s)} ago`,
     ])}
