@@ -85,6 +85,7 @@ def opened(one: Watched, service: Serving, path: str) -> Page:
     """The page, with steps for the open finding."""
     shown = {**finding_json(incident()), "do_now": DO_NOW}
     shown["before"] = {"times": 1, "last_at": shown["opened_at"]}
+    shown["silence_url"] = "https://alerts.example/#/silences/new"
     listed = re.compile(r"/api/v1/findings\?state=open")
     one.page.route(listed, lambda route: route.fulfill(json={"findings": [shown]}))
     one.page.route(f"**/api/v1{PATH}", lambda route: route.fulfill(json=shown))
@@ -101,6 +102,8 @@ def test_the_first_screen(service: Serving, browser: Browser, path: str, size: A
     with watched(browser, viewport=size) as one:
         page = opened(one, service, path)
         expect(page.get_by_role("heading", level=1)).to_have_text(HEADLINE)
+        silence = page.get_by_role("link", name="Silence its alerts")
+        expect(silence).to_have_count(int(path == PATH))
         expect(page.locator("main").get_by_text(HEADLINE, exact=True)).to_have_count(1)
         shown = [EFFECT, "Log in to the node.", "ssh node7", "If nothing answers"]
         for text in shown + (["Only wait", "1 suspect"] if path == "/" else []):

@@ -46,7 +46,7 @@ function useFinding(id) {
     const stop = new AbortController();
     get(`/api/v1/findings/${segment(id)}`, { signal: stop.signal, clock: false }).then(
       ({ data }) => {
-        kept.current = { before: data.before, do_now: data.do_now };
+        kept.current = { before: data.before, do_now: data.do_now, silence_url: data.silence_url };
         setRead(data);
         setError("");
       },
@@ -147,6 +147,7 @@ function Actions({ finding }) {
       ${dump ? html`<a href=${dump} onClick=${fetched(dump)}>Download the dump</a>` : ""}
       <a href=${perfetto} onClick=${fetched(perfetto)} title="A file for ui.perfetto.dev">Perfetto</a>
       <a href=${`/api/v1/findings/${id}`}>JSON</a>
+      ${/^https?:/.test(text(finding.silence_url)) && lasts(finding) ? html`<a href=${finding.silence_url} rel="noreferrer">Silence its alerts</a>` : ""}
       <${Copy} value=${() => location.href} label="Copy link" />
       <${Copy} value=${() => reportOf(finding)} label="Copy as Markdown" />
     </p>
