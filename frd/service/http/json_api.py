@@ -36,14 +36,16 @@ _UNWATCHED: Final = "only its members that this job reports are watched, others 
 _STALLED: Final = (Kind.STALL, Kind.MISMATCH, Kind.ORDER)
 
 
-def jobs_json(state: ServiceState, stale: str | None = None) -> Json:
-    """The newest attempt of every job, by name; `stale`: the reason why it is out of date."""
+def jobs_json(state: ServiceState, stale: str | None = None, ended: Iterable[Json] = ()) -> Json:
+    """The newest attempt of every job, by name; `stale`: the reason why it is out of date; `ended`:
+    what is over."""
     latest = sorted(state.latest_attempts().items())
     opened = Counter(finding.job for finding in state.open_findings())
     closed = Counter(finding.job for finding in state.status_view.going_on)
     return {
         **head(state),
         "jobs": [_job_line(state, view, opened[job], closed[job]) for job, view in latest],
+        "ended": [*ended],
         "watching": watching_json(state, stale=stale),
         "warnings": _warnings(state),
     }

@@ -50,6 +50,7 @@ from frd.service.http.people import PeopleApi
 from frd.service.http.pictures import FORMS, Pictures
 from frd.service.http.web.events import Events
 from frd.service.http.web.pages import FILES, Pages
+from frd.service.http.web.past import Past
 from frd.service.http.web.session import PATH as SESSION
 from frd.service.http.web.session import OwnPage, Sessions
 from frd.service.metrics import collector
@@ -150,6 +151,7 @@ def _pages() -> Iterator[Route]:
     yield Route(FILES + "{name:anything}", pages.file)
     for path in ("/", "/history", "/jobs/{name:anything}", "/findings/{name:anything}"):
         yield Route(path, pages.page)
+    yield Route("/{unknown:anything}", pages.unknown)
 
 
 def _said(people: PeopleApi, owner: Callable[[Handler], Handler], page: OwnPage) -> Iterator[Route]:
@@ -190,6 +192,7 @@ class _Api:
         self._people = people
         self._alertmanager_url = alertmanager_url
         self._runbooks = runbooks.load()
+        self._past = Past(view)
 
     async def metrics(self, _: Request, *, of_findings: bool = False) -> Response:
         text = await asyncio.to_thread(collector.render, self._view.state, of_findings=of_findings)
@@ -213,7 +216,12 @@ class _Api:
 
     async def jobs(self, _: Request) -> Response:
         view = self._view
-        return await json_answer(lambda: jobs_json(view.state, view.not_ready()))
+
+        def answer() -> object:
+            state = view.state
+            return jobs_json(state, view.not_ready(), self._past.ended(state))
+
+        return await json_answer(answer)
 
     async def health(self, _: Request) -> Response:
         view = self._view
@@ -273,8 +281,13 @@ class _Api:
 
     async def finding(self, request: Request) -> Response:
         found, url = await self._people.finding(request.path_params["id"]), self._alertmanager_url
-        silence = {"silence_url": silence_url(url, found.id)} if url else {}
-        return await json_answer(lambda: shown_json(found) | silence)
+
+        def answer() -> object:
+            before = self._past.before(found)
+            silence = {"silence_url": silence_url(url, found.id)} if url else {}
+            return shown_json(found) | ({"before": before} if before else {}) | silence
+
+        return await json_answer(answer)
 
     async def take_dump(self, request: Request) -> Response:
         view = parameters.find_attempt(self._view.state, request.path_params["job"], None)
