@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING
 
 from frd.version import __version__ as __version__
 
+__all__ = ["__version__", "load", "load_memory"]
+
 if TYPE_CHECKING:
     from frd.offline.analysis.analyze import Analysis
     from frd.offline.memory.analysis import MemoryAnalysis
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def load(

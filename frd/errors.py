@@ -55,5 +55,9 @@ class ServiceUnavailable(FrdError):
     """The service, an agent or a rank did not answer."""
 
 
+class UnknownThing(FrdError):
+    """The service knows no job, finding or dump of that name."""
+
+
 class ClusterError(FrdError):
     """The servers of the cluster cannot be used, or the cluster is another one than configured."""

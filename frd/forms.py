@@ -127,10 +127,10 @@ def span_text(ns: int) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """A duration for people: ``0.4 s``, ``34 s``, ``3 min``, ``2 h 5 min``, ``3 d 4 h``."""
+    """A duration for people: ``0.4 s``, ``62 s``, ``3 min``, ``2 h 5 min``, ``3 d 4 h``."""
     if seconds < 9.95:
         return f"{max(0.0, seconds):.1f} s"
-    if seconds < 59.5:
+    if seconds < 99.5:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     if minutes < 60:

@@ -10,7 +10,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import Final
 
 import click
@@ -24,6 +25,7 @@ _PRIORITIES: Final = ((logging.ERROR, "<3>"), (logging.WARNING, "<4>"), (logging
 _NO_COMMAND = re.compile(r"No such command '?(.*?)'?\.")
 _NO_TEMPORARY = "No usable temporary directory"
 """So says Python's tempfile, as in a container whose root is read-only."""
+_QUOTED = re.compile("'(.*?)' is not one of")
 _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)")
 
 
@@ -89,25 +91,37 @@ def usage_error(error: click.ClickException, program: str, arguments: Sequence[s
 def _words(error: click.ClickException) -> str:
     match error:
         case click.NoSuchOption():
-            return f"{error.option_name}: no such option{_guess(error.possibilities)}"
+            return f"{error.option_name}: no such option{_did_you_mean(error.possibilities)}"
         case click.MissingParameter(param=param) if param is not None:
             return f"{_name(param)}: missing"
         case click.BadParameter(param_hint=str(hint)):
             return f"{hint}: {error.message}"
         case click.BadParameter(param=param) if param is not None:
-            return f"{_name(param)}: {error.message}"
+            return f"{_name(param)}: {error.message.rstrip('.')}{_choice_meant(param, error)}"
         case click.BadOptionUsage():
             return f"{error.option_name}: needs a value"
     text = error.format_message()
     if found := _NO_COMMAND.match(text):
-        return f"{found[1]}: no such command{_guess(getattr(error, 'possibilities', None))}"
+        return f"{found[1]}: no such command{_did_you_mean(getattr(error, 'possibilities', None))}"
     if found := _EXTRA.match(text):
         return f"{found[1]}: unexpected argument"
     return text
 
 
-def _guess(possibilities: Sequence[str] | None) -> str:
+def guess(name: str, known: Iterable[str]) -> str:
+    """``, did you mean status``; empty if nothing known looks like `name`."""
+    return _did_you_mean(get_close_matches(name, known, n=3))
+
+
+def _did_you_mean(possibilities: Sequence[str] | None) -> str:
     return f", did you mean {' or '.join(possibilities)}" if possibilities else ""
+
+
+def _choice_meant(parameter: click.Parameter, error: click.BadParameter) -> str:
+    """click says which choices there are, and quotes what was given."""
+    given = _QUOTED.match(error.message)
+    known = parameter.type.choices if isinstance(parameter.type, click.Choice) else ()
+    return guess(given[1], known) if given else ""
 
 
 def _name(parameter: click.Parameter) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Final
 
+from frd.address import ALL_ADDRESSES, is_loopback, join_address, split_address
 from frd.errors import FrdError
 from frd.logs import READY, STOPPING
 from frd.model import EntryColumns, NodeRawNs
@@ -107,6 +108,8 @@ class Agent:
         self._inspector = Inspector(self._stats, self._time)
         self._ras = RasClient(self._stats.ras) if config.ras else None
         self._memory: MemoryWatch | None = None
+        self._metrics = ""
+        """Where other machines reach /metrics."""
         self._asked_at_s: float | None = None
         """When the agent was asked to stop."""
         self._stop = asyncio.Event()
@@ -208,6 +211,10 @@ class Agent:
             stack.enter_context(metrics_server(self._config.metrics, collector))
         except FrdError as error:
             log.warning("%s", error)
+            return
+        host, port = split_address(self._config.metrics)
+        if port and not is_loopback(host):
+            self._metrics = join_address(self._node if host in ALL_ADDRESSES else host, port)
 
     async def _take_lock(self) -> None:
         """Wait while another agent, which may be about to end, watches the directory.
@@ -331,6 +338,7 @@ class Agent:
             session=self._session,
             sent_at_ns=real_ns,
             sent_raw_ns=raw_ns,
+            metrics=self._metrics,
         )
 
     def _in_flight(self, job: str) -> Iterator[EntryColumns]:

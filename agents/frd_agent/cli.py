@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from frd_agent.agent import Agent
 
 _PATH = click.Path(path_type=Path)
+_FILE = click.Path(path_type=Path, dir_okay=False)
 _OUTLIVE_S = 25.0
 """Slurm and Kubernetes kill 30 s after SIGTERM, by default."""
 
@@ -58,23 +59,23 @@ def cli(context: click.Context) -> int:
     metavar="HOST:PORT,...",
     help="gRPC address of the service, or its URL; several are replicas of one service.",
 )
-@click.option("--run-dir", type=_PATH, help="Where the taps of this node publish.")
-@click.option("--dump-dir", type=_PATH, help="Where torch writes its dump files.")
+@click.option("--run-dir", type=_PATH, metavar="DIR", help="Where the taps of this node publish.")
+@click.option("--dump-dir", type=_PATH, metavar="DIR", help="Where torch writes its dump files.")
 @click.option(
-    "--tls-ca-file", type=_PATH, help="Use TLS, and verify the service with this CA bundle (PEM)."
+    "--tls-ca-file", type=_FILE, help="Use TLS, and verify the service with this CA bundle (PEM)."
 )
-@click.option("--tls-cert-file", type=_PATH, help="Client certificate (PEM).")
-@click.option("--tls-key-file", type=_PATH, help="Client private key (PEM).")
-@click.option("--token-file", type=_PATH, help="File with the bearer token.")
+@click.option("--tls-cert-file", type=_FILE, help="Client certificate (PEM).")
+@click.option("--tls-key-file", type=_FILE, help="Client private key (PEM).")
+@click.option("--token-file", type=_FILE, help="File with the bearer token.")
 @click.option(
     "--config",
     "configs",
-    type=_PATH,
+    type=_FILE,
     multiple=True,
     help="TOML configuration file; of several, the first one that exists.",
 )
 @click.option("--metrics", metavar="HOST:PORT|off", help="Where /metrics listens.")
-@click.option("--node", metavar="NAME", help="Name of this node, by default the host's name.")
+@click.option("--node", metavar="NAME", help="Name of this node.  [default: the host's name]")
 @click.option(
     "--outlive-ranks",
     "outlive_ranks_s",
@@ -157,8 +158,12 @@ def _reload(agent: Agent, configs: Sequence[Path], flags: Mapping[str, object]) 
         "frd-agent exec --check -- torchrun --nproc-per-node 2 train.py",
     ),
 )
-@click.option("--run-dir", type=_PATH, help="Where the taps publish.")
-@click.option("--job", help="Name of the job; by default from torchrun, Slurm, or script and user.")
+@click.option("--run-dir", type=_PATH, metavar="DIR", help="Where the taps publish.")
+@click.option(
+    "--job",
+    metavar="NAME",
+    help="Name of the job.  [default: from torchrun, Slurm, or script and user]",
+)
 @click.option("--timing", is_flag=True, help="Turn the recorder's timing on.")
 @click.option(
     "--wait-agent",

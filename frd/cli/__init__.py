@@ -29,11 +29,14 @@ COMMANDS = {
     "demo": "Run a small job that hangs on this machine, and name the first cause.",
     "status": "Show open findings, jobs, groups, ranks, memory and clocks.",
     "findings": "List findings; show, close or export them.",
+    "report": "Print a finding as Markdown, for a ticket.",
     "dump": "Fetch Flight Recorder dumps of all ranks, taken now or for a finding.",
     "analyze": "Name the first cause in a folder of dumps, without a service.",
     "replay": "Compute the findings of a journal, offline.",
+    "notify": "Send a test message to a webhook.",
     "check": "Validate a configuration and print the effective values.",
     "doctor": "Check whether a job on this machine would be watched.",
+    "context": "Name services with their credentials, and choose one.",
     "completion": "Print the completion script of a shell.",
 }
 

@@ -21,12 +21,20 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from frd.address import split_address
-from frd.errors import ConfigError, FrdError, ServiceUnavailable
+from frd.errors import ConfigError, FrdError, ServiceUnavailable, UnknownThing
 from frd.forms import json_bytes
+from frd.usage import guess
 
 TIMEOUT_S = 10.0
 _MAX_JSON_BYTES = 256 * 1024 * 1024
 _MAX_NAMES = 10
+_ERRORS = {
+    http.client.NOT_FOUND: UnknownThing,
+    # An agent, or another replica, does not answer at present.
+    http.client.SERVICE_UNAVAILABLE: ServiceUnavailable,
+}
+_NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"}
+"""So says OpenSSL, by version, of an answer without TLS."""
 _CONNECT_S = 3.0
 """For connecting to an address, when another one could be tried."""
 
@@ -173,9 +181,9 @@ class Client:
         with suppress(msgspec.DecodeError, UnicodeDecodeError):
             match msgspec.json.decode(response.read(1 << 20)):
                 case {"error": str(message)}:
-                    # 503: an agent, or another replica, does not answer at present.
-                    is_busy = response.status == http.client.SERVICE_UNAVAILABLE
-                    return (ServiceUnavailable if is_busy else FrdError)(message)
+                    if response.status == http.client.UNAUTHORIZED and self._token is None:
+                        message += " with --token-file or FRD_TOKEN_FILE"
+                    return _ERRORS.get(response.status, FrdError)(message)
         return FrdError(
             f"service: {self.address}: answered {response.status} {response.reason}: "
             "name the HTTP address of `frd serve`"
@@ -192,13 +200,15 @@ def _advice(error: Exception, timeout_s: float) -> str:
                 "nothing listens there: start `frd serve`, or name its address with "
                 "--http HOST:PORT or FRD_HTTP"
             )
+        case ssl.SSLError(reason=reason) if reason in _NO_TLS:
+            return "does not speak TLS: leave out --tls and the options of TLS, or write http://"
         case ssl.SSLError():
             why = getattr(error, "verify_message", "") or error.reason or str(error)
             return f"TLS: {why}: does it speak TLS, and did --tls-ca-file sign its certificate?"
         case http.client.HTTPException():
             return (
                 f"does not speak HTTP as frd does ({type(error).__name__}): "
-                "name the HTTP address of `frd serve`"
+                "name the HTTP address of `frd serve`; if it speaks TLS, add --tls or write https://"
             )
         case _:
             return f"{getattr(error, 'strerror', None) or error}: check the address"
@@ -229,8 +239,9 @@ def unknown_job(
     """``job: 'x': unknown to this service: ...`` with the jobs that there are; `silent` replicas
     may know it."""
     names = ", ".join(repr(name) for name in sorted(known)[:_MAX_NAMES])
-    more = f" and {len(known) - _MAX_NAMES} more" if len(known) > _MAX_NAMES else ""
+    more = f" and {len(known) - _MAX_NAMES} more: see `frd status`" * (len(known) > _MAX_NAMES)
     known_jobs = f"it knows {names}{more}" if known else "it has seen no job yet"
+    known_jobs += guess(job, known)
     if silent:
         known_jobs += f"; {', '.join(silent)} did not answer: try again"
     return FrdError(f"job: {job!r}: unknown to {where}: {known_jobs}")

@@ -5,20 +5,22 @@ progress.
 from __future__ import annotations
 
 import functools
-import inspect
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 import msgspec
+from click.core import ParameterSource
 from rich.console import Console
 
 from frd.address import is_loopback, split_address, without_scheme
-from frd.cli.client import Client, tls_context
+from frd.cli import contexts
+from frd.cli.client import TIMEOUT_S, Client, tls_context
+from frd.cli.contexts import Context, context_names
 from frd.credentials import read_token
 from frd.errors import ConfigError
 from frd.forms import json_bytes, unfold_ranks, utc_ns, utc_text
@@ -29,10 +31,11 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 _HTTP_PORT, _HTTPS_PORT = 80, 443
+_NEVER_WRAPS = 1 << 16
 _SPANS_S = {"m": 60, "h": 3600, "d": 86_400}
 PATH = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
-_SERVICE = (
+SERVICE = (
     click.option(
         "--http",
         metavar="HOST:PORT",
@@ -46,21 +49,18 @@ _SERVICE = (
     click.option(
         "--tls-ca-file",
         type=FILE,
-        metavar="FILE",
         envvar="FRD_TLS_CA_FILE",
         help="Use TLS, and verify the service with this CA bundle (PEM).",
     ),
     click.option(
         "--tls-cert-file",
         type=FILE,
-        metavar="FILE",
         envvar="FRD_TLS_CERT_FILE",
         help="Client certificate (PEM), followed by its key.",
     ),
     click.option(
         "--token-file",
         type=FILE,
-        metavar="FILE",
         envvar="FRD_TOKEN_FILE",
         help="File whose first word is the bearer token.",
     ),
@@ -70,45 +70,77 @@ _SERVICE = (
 )
 
 
+_CONTEXT = click.option(
+    "--context",
+    metavar="NAME",
+    envvar="FRD_CONTEXT",
+    shell_complete=context_names,
+    help="The service of this context, see `frd context`.  [default: the one in use]",
+)
+_KEYS = Context.__struct_fields__
+
+
+def with_options(function: _F, options: Sequence[Callable[[_F], _F]]) -> _F:
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
 def service_options(function: _F) -> Callable[..., Any]:
     """Adds the options of address, TLS and token; the command gets a `client`."""
 
     @functools.wraps(function)
     def command(*args: Any, **given: Any) -> Any:
-        client = _client(**{key: given.pop(key) for key in inspect.signature(_client).parameters})
-        return function(*args, client=client, **given)
+        client = client_of(click.get_current_context())
+        rest = {key: value for key, value in given.items() if key not in (*_KEYS, "context")}
+        return function(*args, client=client, **rest)
 
-    wrapped: Any = command
-    for option in reversed(_SERVICE):
-        wrapped = option(wrapped)
-    return wrapped  # type: ignore[no-any-return]
+    return with_options(command, (*SERVICE, _CONTEXT))
 
 
-def _client(
-    http: str,
-    tls: bool,
-    tls_ca_file: Path | None,
-    tls_cert_file: Path | None,
-    token_file: Path | None,
-    insecure: bool,
-) -> Client:
-    addresses, schemes = zip(*map(_address, http.split(",")), strict=True)
+def client_of(of: click.Context, timeout_s: float = TIMEOUT_S) -> Client:
+    """As options, else variables, else the context say.
+
+    A context is one service with its credentials: if an option, or a variable without --context,
+    names a service, that gets no credentials of a context.
+    """
+    source = of.get_parameter_source
+    weaker = [ParameterSource.DEFAULT]
+    if source("context") is ParameterSource.COMMANDLINE:
+        weaker.append(ParameterSource.ENVIRONMENT)
+        if source("http") is ParameterSource.COMMANDLINE:
+            raise click.UsageError("--context: names a service, as --http does: leave one out", of)
+    given = {key: of.params[key] for key in _KEYS}
+    if source("http") in weaker and (chosen := contexts.load().chosen(of.params["context"])):
+        stored = msgspec.structs.asdict(chosen)
+        given |= {key: value for key, value in stored.items() if value and source(key) in weaker}
+    return make_client(Context(**given), timeout_s)
+
+
+def make_client(service: Context, timeout_s: float = TIMEOUT_S) -> Client:
+    """
+    Raises:
+        ConfigError: an address or a file that cannot be used, or a token that all could read.
+    """
+    addresses, schemes = zip(*map(_address, service.http.split(",")), strict=True)
     if len({scheme == "https" for scheme in schemes}) > 1:
-        raise ConfigError(f"address: {http!r}: some with TLS and some without: write all alike")
-    context = None
-    if "https" in schemes or tls or tls_ca_file is not None or tls_cert_file is not None:
-        context = tls_context(tls_ca_file, tls_cert_file)
-    first, *others = addresses
-    if token_file is None:
-        return Client(first, others=others, tls=context)
-    is_local = all(is_loopback(split_address(address)[0]) for address in addresses)
-    if context is None and not insecure and not is_local:
         raise ConfigError(
-            f"--token-file: {token_file}: the token would be sent unencrypted: add "
+            f"address: {service.http!r}: some with TLS and some without: write all alike"
+        )
+    tls = None
+    if "https" in schemes or service.tls or service.tls_ca_file or service.tls_cert_file:
+        tls = tls_context(service.tls_ca_file, service.tls_cert_file)
+    first, *others = addresses
+    if service.token_file is None:
+        return Client(first, timeout_s, others=others, tls=tls)
+    is_local = all(is_loopback(split_address(address)[0]) for address in addresses)
+    if tls is None and not service.insecure and not is_local:
+        raise ConfigError(
+            f"--token-file: {service.token_file}: the token would be sent unencrypted: add "
             "--tls-ca-file or --tls, or accept it with --insecure"
         )
-    token = read_token("--token-file", token_file)
-    return Client(first, others=others, tls=context, token=token)
+    token = read_token("--token-file", service.token_file)
+    return Client(first, timeout_s, others=others, tls=tls, token=token)
 
 
 def _address(text: str) -> tuple[str, str]:
@@ -118,16 +150,23 @@ def _address(text: str) -> tuple[str, str]:
 
 _SERVE = (
     click.option("--config", type=PATH, metavar="FILE", help="TOML file; see `frd check`."),
-    click.option("--grpc", metavar="HOST:PORT", help="Where agents connect.  [127.0.0.1:9373]"),
-    click.option("--http", metavar="HOST:PORT", help="Page, metrics and API.  [127.0.0.1:9374]"),
+    click.option(
+        "--grpc", metavar="HOST:PORT", help="Where agents connect.  [default: 127.0.0.1:9373]"
+    ),
+    click.option(
+        "--http", metavar="HOST:PORT", help="Page, metrics and API.  [default: 127.0.0.1:9374]"
+    ),
     click.option(
         "--data-dir",
         type=PATH,
         metavar="DIR",
-        help="Findings, journal and dumps.  [$XDG_STATE_HOME/frd, else ~/.local/state/frd]",
+        help="Findings, journal, dumps.  [default: $XDG_STATE_HOME/frd, else ~/.local/state/frd]",
     ),
     click.option(
-        "--stall-after", type=float, metavar="SECONDS", help="Floor of the stall threshold.  [10]"
+        "--stall-after",
+        type=float,
+        metavar="SECONDS",
+        help="Floor of the stall threshold.  [default: 10]",
     ),
     click.option("--no-web", is_flag=True, default=None, help="Serve no page for browsers."),
 )
@@ -135,9 +174,7 @@ _SERVE = (
 
 def serve_options(function: _F) -> _F:
     """Adds the options of `frd serve` that `frd up` passes on."""
-    for option in reversed(_SERVE):
-        function = option(function)
-    return function
+    return with_options(function, _SERVE)
 
 
 def serve_flags(
@@ -159,6 +196,20 @@ def serve_flags(
 
 def json_option(function: _F) -> _F:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(function)
+
+
+def output_option(function: _F) -> Callable[..., Any]:
+    """Adds -o and --json; the command gets a `form`: json, name or wide, else drawn on a terminal
+    and lines in a pipe."""
+
+    @functools.wraps(function)
+    def command(*args: Any, output: str | None, as_json: bool, **given: Any) -> Any:
+        usual = "drawn" if console().is_terminal else "lines"
+        return function(*args, form="json" if as_json else output or usual, **given)
+
+    words = "json, names only, or more columns; else a line each in a pipe."
+    forms = click.Choice(["json", "name", "wide"])
+    return click.option("-o", "--output", type=forms, help=words)(json_option(command))
 
 
 def ranks(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -214,9 +265,18 @@ def print_json(value: object) -> None:
     click.echo(msgspec.json.format(json_bytes(value), indent=2).decode("utf-8"))
 
 
+class _Screen(Console):
+    def print(self, *objects: Any, crop: bool = False, **how: Any) -> None:
+        """A line that is not to be broken, such as a command, is not cut at the window's edge."""
+        super().print(*objects, crop=crop, **how)
+
+
 def console() -> Console:
-    """Rich uses colours and redraws only if stdout is a terminal."""
-    return Console(highlight=False, markup=False, emoji=False)
+    """Rich uses colours, redraws and wraps only if stdout is a terminal."""
+    screen = _Screen(highlight=False, markup=False, emoji=False)
+    if not screen.is_terminal:
+        screen.width = _NEVER_WRAPS
+    return screen
 
 
 @contextmanager

@@ -574,12 +574,14 @@ class Attempt:
             group_columns=groups.columns,
             skew=collectives.skew.by_op(ops),
             duration=collectives.duration.by_op(ops),
+            transfer=collectives.transfer.by_op(ops),
             untimed=collectives.untimed,
             gap_entries=self.gap_entries,
             memory=self.memory.view(),
             matched=int(self._groups.matched[: self._groups.count].sum()),
             history=AttemptHistory(copies),
             unread=dict(self._ranks.unread),
+            namespace=self._ranks.namespace(),
         )
 
 

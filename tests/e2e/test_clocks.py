@@ -160,7 +160,7 @@ def test_two_clocks_one_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
         began_s = opened_s(finding) - finding["collective"]["waiting_s"]
         assert -0.2 < began_s - stopped_at < 1.0
 
-        output = frd("status", "--http", stage.addresses.http).stdout
+        output = frd("status", "--ranks", "0-3", "--http", stage.addresses.http).stdout
         assert re.search(r"-250\d\.\d+ ± \d+\.\d+", output)
         assert output.count("synchronized") == 2
         frd("dump", "--http", stage.addresses.http, "-o", str(stage.folder / "dump"))

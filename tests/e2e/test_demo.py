@@ -147,10 +147,11 @@ def test_a_kept_demo_runs_until_a_signal(number: signal.Signals, folder: Path) -
     with kept(folder) as demo:
         *shown, ending = lines_until(demo.stdout, "Ctrl-C")
         assert ending == "service, agent and job run until Ctrl-C"
-        page = re.fullmatch(r"page: http://(127\.0\.0\.1:\d+)/", shown[-2])
+        page = re.fullmatch(r"page: http://(127\.0\.0\.1:\d+)/", shown[-3])
         assert page
         (finding,) = get(page[1], "/api/v1/findings?state=open")["findings"]
-        assert shown[-1] == f"finding: http://{page[1]}/findings/{finding['id']}"
+        assert shown[-1] == f"commands: export FRD_HTTP={page[1]}"
+        assert shown[-2] == f"finding: http://{page[1]}/findings/{finding['id']}"
         assert Client(page[1]).has_page()
         assert get(page[1], f"/api/v1/jobs/{finding['job']}")["ranks"][2]["state"] == "live"
         for _ in range(3):
@@ -169,7 +170,7 @@ def test_a_kept_demo_for_programs(folder: Path) -> None:
         assert demo.returncode == 0
     assert answer["matched"] is True
     assert said.count(f"page: {answer['page']}") == 2
-    assert said[-2] == f"finding: {answer['page']}findings/{answer['findings'][0]['id']}"
+    assert said[-3] == f"finding: {answer['page']}findings/{answer['findings'][0]['id']}"
     assert_nothing_is_left(folder)
 
 
@@ -196,5 +197,6 @@ def test_missing_rank_shows_the_line(folder: Path) -> None:
     assert "rank 2" in result.stdout
     assert "in load_batch" in result.stdout
     assert "frd_suspect{" in result.stdout
+    assert "frd dump" not in result.stdout  # of a service that is gone
     assert result.stdout.splitlines()[-1].startswith("next: `frd up` here, and in another")
     assert_nothing_is_left(folder)

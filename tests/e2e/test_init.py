@@ -72,8 +72,14 @@ def test_what_init_writes_works(tmp_path: Path, capsys: pytest.CaptureFixture[st
         token = (folder / "reader-token").read_text().strip()
         reader = Client(f"127.0.0.1:{http}", tls=tls, token=token)
         assert "frd_build_info" in reader.text("/metrics")
-        assert run([*status[1:-2], "--tls"]) == FAILED, "without the authority"
-        capsys.readouterr()
+        ask, ca = status[1:4], ["--tls-ca-file", str(folder / "ca.pem")]
+        for typed, says in (
+            ([*ask, "--tls"], "did --tls-ca-file sign its certificate"),
+            (ask, "if it speaks TLS, add --tls or write https://"),
+            ([*ask, *ca], "name a token file with --token-file or FRD_TOKEN_FILE"),
+        ):
+            assert run(typed) == FAILED
+            assert says in capsys.readouterr().err
 
 
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

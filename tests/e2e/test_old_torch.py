@@ -32,7 +32,7 @@ class _Stage(Stage):
 def said(*arguments: object) -> tuple[int, str]:
     """Exit code and words."""
     done = frd(*arguments)
-    return done.returncode, " ".join(done.stdout.split())
+    return done.returncode, " ".join(f"{done.stdout} {done.stderr}".split())
 
 
 def test_a_hang_is_named_or_the_job_is_blind(tmp_path: Path) -> None:

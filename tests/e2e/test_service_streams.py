@@ -156,7 +156,7 @@ async def test_a_job_without_room_is_blind(serve: Callable[..., Service], tmp_pa
 
     def findings(*arguments: str) -> tuple[int, str]:
         ran = frd("findings", "--http", service.http, *arguments)
-        return ran.returncode, ran.stdout
+        return ran.returncode, ran.stderr
 
     why = "blind: late: 2 ranks are not watched: attempts: 1 run already:"
     async with peer(service, 0, "a", "first") as first, peer(service, 0, "b", "late") as late:
@@ -168,7 +168,7 @@ async def test_a_job_without_room_is_blind(serve: Callable[..., Service], tmp_pa
         code, text = findings()
         assert (code, why in text) == (4, True), text
         assert findings("--job", "late")[0] == 4
-        assert why in frd("status", "--http", service.http).stdout
+        assert why in frd("status", "--http", service.http).stderr
         over = (RankStatus(i, RankState.FINISHED, NodeNs(time.time_ns())) for i in range(2))
         await first.send(Statuses(tuple(over)))
         await late.receive_a(Resync)

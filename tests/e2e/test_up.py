@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from frd.cli import FAILED, USAGE
 from frd.cli.client import Client
 from tests.world.daemons import first_line, frd, running, serve_command
 
@@ -92,12 +93,30 @@ def test_one_does_not_outlive_the_other(tmp_path: Path, victim: str) -> None:
 
 
 def test_a_service_that_cannot_start(tmp_path: Path) -> None:
-    """The service's own line says why, and the command fails."""
-    (tmp_path / "bad.toml").write_text("[policy]\nstall_after_s = 0\n")
-    run = frd("up", "--config", tmp_path / "bad.toml")
-    assert run.returncode == 1
-    assert "policy.stall_after_s" in run.stderr
+    """A wrong value is wrong usage: one line, before anything starts. Of another reason, the
+    service's own line says why."""
+    run = frd("up", "--stall-after", "0")
+    assert run.returncode == USAGE
+    assert run.stderr.startswith("frd: error: policy.stall_after_s: 0.0: ")
+    assert run.stderr.count("\n") == 1
+    (tmp_path / "data").touch()
+    run = frd(*up_command(tmp_path)[3:])
+    assert run.returncode == FAILED
+    assert "frd: error: data directory" in run.stderr
     assert "up: the service did not start" in run.stderr
+
+
+def test_a_second_one_says_what_runs_and_where(tmp_path: Path) -> None:
+    """On the same address: one line, exit code 1, and the first one stays."""
+    with up(tmp_path) as (process, line):
+        second = frd("up", "--http", line["http"], "--data-dir", tmp_path / "other")
+        assert second.returncode == FAILED
+        assert second.stderr.startswith(
+            f"frd: error: up: {line['http']}: a service runs there already, watching 0 jobs, "
+        )
+        assert "use it, stop it, or name other addresses with --grpc and --http" in second.stderr
+        assert second.stderr.count("\n") == 1
+        assert process.poll() is None
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,8 @@ class Service:
         """Nothing listens at the address afterwards."""
         self.answers: dict[str, tuple[int, bytes]] = {}
         self.asked: list[tuple[str, bytes]] = []
+        self.headers: Mapping[str, str] = {}
+        """Of the last request."""
 
     def says(self, path: str, value: object, status: int = 200) -> None:
         data = value if isinstance(value, bytes) else json.dumps(value).encode()
@@ -162,6 +164,7 @@ class Service:
 
     def reply(self, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
         self.asked.append((path, body))
+        self.headers = headers
         missing = json.dumps({"error": "path: unknown: look elsewhere"}).encode()
         return Reply(*self.answers.get(path, (404, missing)))
 

@@ -12,16 +12,17 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO
-from urllib.parse import quote
 
 import click
 import msgspec
 
 from frd.cli import FAILED
-from frd.cli.client import Client, job_path
+from frd.cli.client import Client, job_path, unknown_job
+from frd.cli.commands.findings.one import find
+from frd.cli.completion import finding_ids, job_names
 from frd.cli.options import PATH, ranks_option, service_options
 from frd.cli.screens.watching import incomplete_text, silent_replicas
-from frd.errors import FrdError
+from frd.errors import FrdError, UnknownThing
 from frd.forms import fold_ranks
 from frd.store.new_path import check_new, new_path
 from frd.usage import examples, plain
@@ -41,14 +42,16 @@ _RUNNING = frozenset({"live", "silent"})
         "frd dump --finding 5f0c6a2e91d3b784 -o opened     # as taken when it opened",
     ),
 )
-@click.option("--job", metavar="J", help="The job; may be left out when only one job runs.")
+@click.option("--job", metavar="J", shell_complete=job_names, help="By default the running one.")
 @ranks_option("Only these ranks.")
 @click.option(
     "--stacks",
     is_flag=True,
     help="Also Python stacks, including those of child processes such as DataLoader workers.",
 )
-@click.option("--finding", metavar="ID", help="The dump that was taken when this finding opened.")
+@click.option(
+    "--finding", metavar="ID", shell_complete=finding_ids, help="The dump taken when this opened."
+)
 @click.option(
     "--timeout",
     "timeout_s",
@@ -92,7 +95,12 @@ def command(
         chosen = None if ranks is None else fold_ranks(ranks)
         wanted = {"ranks": chosen, "stacks": stacks, "timeout_s": timeout_s}
         path = job_path(job if job is not None else _only_job(client), "dumps")
-        dump_id = client.post(path, wanted, timeout_s=timeout_s + _PATIENCE_S)["id"]
+        try:
+            dump_id = client.post(path, wanted, timeout_s=timeout_s + _PATIENCE_S)["id"]
+        except UnknownThing:
+            answer = client.get("/api/v1/jobs")
+            known = [line["job"] for line in answer["jobs"]]
+            raise unknown_job(job or "", known, silent=silent_replicas(answer)) from None
     with tempfile.TemporaryFile() as tar:
         client.download(f"/api/v1/dumps/{dump_id}", tar)
         tar.seek(0)
@@ -120,7 +128,7 @@ def _only_job(client: Client) -> str:
 
 
 def _of_finding(client: Client, finding: str) -> str:
-    dump_id: str | None = client.get(f"/api/v1/findings/{quote(finding, safe='')}").get("dump")
+    dump_id: str | None = find(client, finding).get("dump")
     if dump_id is None:
         raise FrdError(
             f"finding: {finding}: has no dump: none of its ranks could be asked, or it was dropped "

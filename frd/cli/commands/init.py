@@ -63,7 +63,7 @@ def command(folder: Path, tls: bool, hosts: tuple[str, ...], owner: str | None) 
     tokens = {role: secrets.token_hex(24) for role in _ROLES}
     names = list(dict.fromkeys((*hosts, "localhost", "127.0.0.1", *_own_name())))
     contents: dict[str, bytes] = {
-        "frd.toml": _configuration(folder, tls, beyond=bool(hosts)).encode(),
+        "frd.toml": _configuration(folder, tls, hosts).encode(),
         "tokens": "".join(f"{token}  role={role}\n" for role, token in tokens.items()).encode(),
     }
     contents |= {f"{role}-token": f"{token}\n".encode() for role, token in tokens.items()}
@@ -132,13 +132,22 @@ def _write(folder: Path, contents: Mapping[str, bytes], account: pwd.struct_pass
         raise ConfigError(f"init: {path}: {error.strerror}: name another folder") from None
 
 
-def _configuration(folder: Path, tls: bool, *, beyond: bool) -> str:
+def _configuration(folder: Path, tls: bool, hosts: Sequence[str]) -> str:
     text = files(__package__).joinpath("init.toml").read_text("utf-8")
     if not tls:
         text = re.sub(r"\[tls\]\n(.+\n)+\n", "", text)
-    text = text.replace("HOST", "0.0.0.0" if beyond else "127.0.0.1")
+    if (
+        hosts and "*" not in hosts[0]
+    ):  # the name that the certificate has, and that messages link to
+        page = f"https://{_shown(hosts[0])}:{_HTTP_PORT}"
+        text = text.replace('# public_url = "https://frd.example"', f'public_url = "{page}"')
+    text = text.replace("HOST", "0.0.0.0" if hosts else "127.0.0.1")
     # A JSON string is a TOML string, whatever the folder is called.
     return text.replace("FOLDER", json.dumps(str(folder))[1:-1])
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 # -- what to do next -------------------------------------------------------------------------
@@ -148,7 +157,7 @@ def _next(folder: Path, tls: bool, host: str) -> str:
     def file(name: str) -> str:
         return shlex.quote(str(folder / name))
 
-    shown = f"[{host}]" if ":" in host else host
+    shown = _shown(host)
     agent = f"frd-agent run --service {shown}:{_GRPC_PORT} --token-file {file('agent-token')}"
     ask = f"frd status --http {shown}:{_HTTP_PORT} --token-file {file('operator-token')}"
     scrape = [f'authorization: {{credentials_file: "{folder / "reader-token"}"}}']

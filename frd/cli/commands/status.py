@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, TypeAlias
 
 import click
@@ -13,7 +13,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from frd.cli.client import Client, job_path, unknown_job
-from frd.cli.options import console, json_option, print_json, ranks_option, service_options
+from frd.cli.completion import job_names
+from frd.cli.options import console, output_option, print_json, ranks_option, service_options
 from frd.cli.screens import live
 from frd.cli.screens.cluster_table import cluster_lines, cluster_table
 from frd.cli.screens.finding_panel import close_text
@@ -26,7 +27,8 @@ from frd.cli.screens.job_tables import (
     ranks_table,
 )
 from frd.cli.screens.live import Picture
-from frd.cli.screens.watching import age_text, last_lines, silent_replicas
+from frd.cli.screens.records import JOB, JOB_WIDE, job_record, print_notes, print_records
+from frd.cli.screens.watching import age_text, last_lines, service_time, silent_replicas
 from frd.errors import ServiceUnavailable
 from frd.forms import fold_ranks
 from frd.usage import examples, plain
@@ -43,15 +45,16 @@ _Ranks: TypeAlias = tuple[int, ...] | None
         "frd status --job train",
         "frd status --ranks 0-3,7    # these ranks, with all of their memory",
         "frd status --all            # ended jobs in full, too",
+        "frd status -o name          # names of jobs only",
         "frd status --json | jq '.jobs[].ranks'",
     ),
 )
-@click.option("--job", metavar="J", help="Only this job.")
+@click.option("--job", metavar="J", shell_complete=job_names, help="Only this job.")
 @click.option("--all", "unfolded", is_flag=True, help="Show ended jobs in full, too.")
-@click.option("--watch", is_flag=True, help="Redraw every second until interrupted.")
+@click.option("--watch", is_flag=True, help="Redraw every second; in a pipe, print what is new.")
 @click.option("--memory", is_flag=True, help="Memory of all ranks.")
 @ranks_option("Only these ranks, with all of their memory.")
-@json_option
+@output_option
 @service_options
 def command(
     client: Client,
@@ -60,25 +63,34 @@ def command(
     watch: bool,
     memory: bool,
     ranks: _Ranks,
-    as_json: bool,
+    form: str,
 ) -> None:
     """Show open findings, jobs, groups, ranks, memory and clocks.
 
     Open findings come first, and the ranks that they suspect come first among the ranks. A job that
-    has ended is one line.
+    has ended is one line. In a pipe each job is one line of columns separated by tabs, and what frd
+    watches goes to stderr; --ranks and --memory are drawn there, too.
     """
-    if as_json and watch:
+    if form == "json" and watch:
         raise click.UsageError("--watch: cannot be combined with --json: leave one out")
     wanted = "all" if memory else fold_ranks(ranks) if ranks is not None else None
-    unfolded = unfolded or as_json or job is not None
+    unfolded = unfolded or form == "json" or job is not None
     look = functools.partial(_look, client, job, ranks, wanted, unfolded)
-    if as_json:
+    if form == "lines" and wanted is not None:
+        form = "drawn"
+    if form == "json":
         seen = look()
         others = {key: value for key, value in seen.answer.items() if key != "findings"}
         of_cluster = (
             {} if seen.cluster is None else {"cluster": seen.cluster, "missing": seen.missing}
         )
         print_json({**others, **of_cluster, "jobs": seen.jobs})
+    elif form != "drawn":
+        shown: dict[str, object] = {}
+        _print_records(form, shown, _lines(client, job))
+        if watch:
+            show = functools.partial(_print_records, form, shown)
+            live.follow(functools.partial(_lines, client, job), show)
     elif watch:
         live.watch(console(), lambda: _picture(look()))
     else:
@@ -101,16 +113,34 @@ class _Seen:
     """None without a cluster."""
 
 
-def _look(
-    client: Client, job: str | None, ranks: _Ranks, memory: str | None, unfolded: bool
-) -> _Seen:
-    """`memory`: ranks whose memory is asked for; None: those that the service chooses."""
-    known = client.get("/api/v1/jobs")
-    is_cluster = "incomplete" in known
+def _print_records(form: str, shown: dict[str, object], known: _Object) -> None:
+    """The lines of jobs, and what is watched, unless they are in `shown`."""
+    rows = [job_record(line) for line in known["jobs"]]
+    new = [row for row in rows if live.is_news(shown, row[0], row[: JOB.index("heard")])]
+    print_records(form, JOB, JOB_WIDE, new)
+    blind = known.get("watching", {}).get("blind")
+    if live.is_news(shown, "", (blind, silent_replicas(known))):
+        empty = [] if rows else [Text("no jobs: no rank has been seen yet")]
+        print_notes([*empty, *last_lines(known)])
+
+
+def _lines(client: Client, job: str | None) -> _Object:
+    """`/api/v1/jobs`, with the line of `job` alone if that is given."""
+    known: _Object = client.get("/api/v1/jobs")
     lines = [line for line in known["jobs"] if job in (None, line["job"])]
     if job is not None and not lines:
         names = [line["job"] for line in known["jobs"]]
         raise unknown_job(job, names, silent=silent_replicas(known))
+    return {**known, "jobs": lines}
+
+
+def _look(
+    client: Client, job: str | None, ranks: _Ranks, memory: str | None, unfolded: bool
+) -> _Seen:
+    """`memory`: ranks whose memory is asked for; None: those that the service chooses."""
+    known = _lines(client, job)
+    is_cluster = "incomplete" in known
+    lines = known["jobs"]
     over = [line for line in lines if line["ended"] and line.get("state") != "lost"]
     over.sort(key=lambda line: line.get("state") != "failed")
     folded = [line for line in over if not line["open_findings"] and not unfolded]
@@ -143,10 +173,7 @@ def _with_ranks(job: _Object, ranks: _Ranks) -> _Object:
 def _picture(seen: _Seen) -> Picture:
     """Open findings first, then each job, then the replicas, then what frd watches."""
     answer, jobs, ended = seen.answer, seen.jobs, seen.ended
-    # All times are on the service's clock; services of older versions do not report it.
-    at = answer.get("at")
-    now = datetime.fromisoformat(at) if at else datetime.now(UTC)
-    body: list[RenderableType] = [*_findings(answer, now)]
+    body: list[RenderableType] = [*_findings(answer, service_time(answer))]
     for job in sorted(jobs, key=lambda job: not job["findings"]):  # a window may be too low
         body += ("", *_job(job))
     body += [_ended(line) for line in ended[:MAX_ENDED]]

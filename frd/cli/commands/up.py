@@ -20,12 +20,15 @@ from typing import Any
 import click
 from rich.text import Text
 
+from frd.cli.client import Client
 from frd.cli.options import DEFAULT_HTTP, PATH, console, serve_flags, serve_options
+from frd.cli.screens.watching import watching_text
 from frd.config import Config, own_url, public_url
 from frd.config import load as load_config
-from frd.errors import ServiceUnavailable
-from frd.usage import examples
+from frd.errors import FrdError, ServiceUnavailable
+from frd.usage import FAILED, USAGE, examples
 
+_ASK_S = 2.0
 _READY_WITHIN_S = 30.0
 _STOP_WITHIN_S = 10.0
 
@@ -36,7 +39,7 @@ _STOP_WITHIN_S = 10.0
 @click.option(
     "--agent-metrics",
     metavar="HOST:PORT|off",
-    help="The agent's own /metrics.  [127.0.0.1:9375]",
+    help="The agent's own /metrics.  [default: 127.0.0.1:9375]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print addresses as one JSON line.")
 def command(
@@ -50,9 +53,10 @@ def command(
 
     The first line is the address of the page that shows jobs and findings in a browser.
     """
-    load = functools.partial(load_config, config, serve_flags(**serve))
     watch = {"run_dir": run_dir, "metrics": agent_metrics}
-    show = functools.partial(_print_addresses, load, run_dir, as_json)
+    effective = load_config(config, serve_flags(**serve))  # a mistake in it is wrong usage
+    _refuse_a_second(effective)
+    show = functools.partial(_print_addresses, effective, run_dir, as_json)
     return asyncio.run(_up(_words({"config": config, **serve}), _words(watch), show))
 
 
@@ -97,10 +101,27 @@ async def _start(module: str, *words: str) -> asyncio.subprocess.Process:
     )
 
 
+def _refuse_a_second(config: Config) -> None:
+    """
+    Raises:
+        FrdError: a service answers at the address already.
+    """
+    try:
+        answer = Client(config.http, _ASK_S).get("/api/v1/jobs")
+        what = f", {watching_text(answer['watching'])}"
+    except ServiceUnavailable:
+        return
+    except (FrdError, LookupError):  # it wants a token, or is older
+        what = ""
+    raise FrdError(
+        f"up: {config.http}: a service runs there already{what}: use it, stop it, or name other "
+        "addresses with --grpc and --http, and another --data-dir"
+    )
+
+
 def _print_addresses(
-    load: Callable[[], Config], run_dir: Path | None, as_json: bool, where: dict[str, str]
+    config: Config, run_dir: Path | None, as_json: bool, where: dict[str, str]
 ) -> None:
-    config = load()  # as the service has loaded it
     page = f"{public_url(config, where['http'])}/" if config.web else None
     if as_json:
         place = None if run_dir is None else str(run_dir)
@@ -129,11 +150,9 @@ async def _until_one_ends(
     if stopped.is_set():
         return 0
     name = next(name for name, process in running.items() if process.returncode is not None)
-    click.echo(
-        f"frd: error: up: the {name} ended with {running[name].returncode}: see its lines above",
-        err=True,
-    )
-    return 1
+    code = running[name].returncode
+    click.echo(f"frd: error: up: the {name} ended with {code}: see its lines above", err=True)
+    return USAGE if code == USAGE else FAILED
 
 
 async def _stop(running: dict[str, asyncio.subprocess.Process]) -> None:

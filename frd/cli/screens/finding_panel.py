@@ -1,4 +1,4 @@
-"""Panel of one finding: the verdict first, then suspects with reasons, then victims.
+"""One finding on a screen: headline, effect and what to do now, then suspects, then victims.
 
 Draws the JSON object of the service, `frd replay` and the demo, so it needs no service and computes
 nothing. Names, evidence and stack lines come from users' programs: they are never interpreted as
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from math import inf
+from shutil import get_terminal_size
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
-from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
@@ -24,27 +26,45 @@ from frd.usage import plain
 MAX_STACK_LINES = 8
 MAX_GROUPS = 6
 MAX_WORKERS = 3
+_ADDRESS = {"pid": "pid", "user": "user", "slurm_job": "Slurm job", "slurm_step": "step"}
+_ADDRESS |= {key: key for key in ("namespace", "pod", "container", "log", "command")}
 
 
-def finding_panel(finding: Mapping[str, Any], *, whole: bool = False) -> RenderableType:
-    """A panel around one finding; open findings are bold and coloured. `whole`: nothing is cut."""
+def finding_panel(
+    finding: Mapping[str, Any], *, whole: bool = False, is_live: bool = False
+) -> RenderableType:
+    """One finding; open findings are bold and coloured. `whole`: nothing is cut. `is_live`: it is
+    redrawn, which breaks lines at the edge of the window."""
     is_open = finding["state"] == "open" or finding.get("goes_on")
-    style = "yellow" if finding.get("severity") == "warning" else "red"
+    style = ("yellow" if finding.get("severity") == "warning" else "red") if is_open else "dim"
     title = [finding["kind"], finding["state"], finding.get("severity"), plain(finding["job"])]
+    headline, effect = finding.get("headline"), finding.get("effect", "")
+    top = [
+        Text(" · ".join(filter(None, title)), style=style),
+        Text(plain(headline or finding["summary"]), style=f"bold {style}" if is_open else "bold"),
+        *([Text(plain(effect))] if headline and effect else ()),
+        *([Text(people, style="italic")] if (people := _people(finding, whole)) else ()),
+        *_do_now(finding, is_live),
+    ]
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
     for label, value in _facts(finding, whole):
         facts.add_row(label, value)
-    verdict = Text(plain(finding["summary"]), style=f"bold {style}" if is_open else "bold")
-    return Panel(
-        Group(verdict, Text(), facts),
-        title=Text(" · ".join(filter(None, title))),
-        title_align="left",
-        subtitle=Text(f"{finding['id']} · {_when(finding)}"),
-        subtitle_align="right",
-        border_style=style if is_open else "dim",
-    )
+    return Group(*top, Text(), facts, Text())
+
+
+def _do_now(finding: Mapping[str, Any], is_live: bool) -> Iterator[Text]:
+    """Advice, and each command alone on a line that nothing breaks or cuts, so that it can be
+    copied. A picture that is redrawn can have no line that is longer than the window."""
+    longest = get_terminal_size().columns if is_live else inf
+    for number, step in enumerate(finding.get("do_now", ())):
+        yield Text(f"{'' if number else 'do now':8}{plain(step['text'])}")
+        if command := step.get("command", ""):
+            line = f"{'':10}{plain(command)}"
+            fits = cell_len(line) <= longest
+            shown = line if fits else f"{'':10}(a long command: see `frd findings ID`)"
+            yield Text(shown, style="cyan", no_wrap=True, overflow="ignore")
 
 
 def close_text(finding: Mapping[str, Any]) -> str:
@@ -61,13 +81,15 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 def _facts(finding: Mapping[str, Any], whole: bool) -> Iterator[tuple[str, RenderableType]]:
     suspects = finding["suspects"]
+    known = " ".join((finding.get("headline") or finding["summary"], finding.get("effect", "")))
     for number, (who, alike) in enumerate(folded(suspects)):
         label = "suspects" if len(suspects) > 1 else "suspect"
         first, *_ = alike.values()
         shown = Text(plain(who), style="bold")
-        shown.append(f": {_meaning(first['reason'])}, {first['confidence']} confidence", "not bold")
+        why = _meaning(first["reason"]) if whole or "headline" not in finding else first["reason"]
+        shown.append(f": {why}, {first['confidence']} confidence", "not bold")
         for of, suspect in alike.items():
-            _append_suspect(shown, of, suspect, whole)
+            _append_suspect(shown, of, suspect, whole, known)
         yield label if number == 0 else "", shown
     if any(suspect.get("tied") for suspect in suspects):
         yield "order", Text("not known: the clocks are not exact enough")
@@ -77,24 +99,28 @@ def _facts(finding: Mapping[str, Any], whole: bool) -> Iterator[tuple[str, Rende
         )
         reason = finding.get("reason", why)
         yield "suspect", Text(f"none: {why if reason == Reason.MEMORY else _meaning(reason)}")
-    if finding["victims"]:
-        yield "victims", Text(ranks_text(finding["victims"]))
-    for label, text in collective_facts(finding):
-        yield label, Text(plain(text))
-    yield from _words_of_others(finding, whole)
-    held_up = finding.get("groups_held_up", ())
-    if len(held_up) > 1:
-        yield "holds up", Text(_groups(held_up, len(held_up) if whole else MAX_GROUPS))
-    if finding.get("unknown_ranks"):
-        yield "unknown", Text(f"{ranks_text(finding['unknown_ranks'])}, whose telemetry is missing")
+    yield from _held_up(finding, whole)
     if finding.get("dump"):
         yield "dump", Text(f"frd dump --finding {finding['id']} -o DIR")
     if finding.get("ended_by"):
         yield "ended", Text(plain(finding["ended_by"]))
     if finding.get("close_reason"):
         yield "closed", Text(close_text(finding))
-    if whole:
-        yield "history", _history(finding)
+    yield "id", Text(f"{finding['id']}, {_when(finding)}")
+
+
+def _held_up(finding: Mapping[str, Any], whole: bool) -> Iterator[tuple[str, RenderableType]]:
+    if finding["victims"]:
+        yield "victims", Text(ranks_text(finding["victims"]))
+    for label, text in collective_facts(finding):
+        if whole or label != "collective" or "effect" not in finding:  # that says the same
+            yield label, Text(plain(text))
+    yield from _words_of_others(finding, whole)
+    held_up = finding.get("groups_held_up", ())
+    if len(held_up) > 1:
+        yield "holds up", Text(_groups(held_up, len(held_up) if whole else MAX_GROUPS))
+    if finding.get("unknown_ranks"):
+        yield "unknown", Text(f"{ranks_text(finding['unknown_ranks'])}, whose telemetry is missing")
 
 
 def _words_of_others(
@@ -107,31 +133,46 @@ def _words_of_others(
         yield "2nd opinion", Text("\n".join(map(plain, opinions)))
 
 
-def _history(finding: Mapping[str, Any]) -> Text:
-    """When it opened, became critical and closed, with the time since it opened."""
-    opened = datetime.fromisoformat(finding["opened_at"])
-    steps = [f"{_moment(opened)}  opened"]
-    for key, word in (("critical_at", "critical"), ("closed_at", "closed")):
-        if finding.get(key):
-            at = datetime.fromisoformat(finding[key])
-            after = duration_text((at - opened).total_seconds())
-            steps.append(f"{_moment(at)}  {word} after {after}")
-    return Text("\n".join(steps))
-
-
-def _append_suspect(text: Text, of: str, suspect: Mapping[str, Any], whole: bool) -> None:
-    if of or suspect["evidence"]:
-        text.append(f"\n{plain(of + suspect['evidence'])}", style="not bold")
-    if suspect.get("doing"):
-        text.append(f"\n{plain(suspect['doing'])}", style="not bold")
-    if (waits_for := suspect.get("waits_for", {}).get("text")) and whole:
-        text.append(f"\n{plain(waits_for)}", style="not bold")
+def _append_suspect(
+    text: Text, of: str, suspect: Mapping[str, Any], whole: bool, known: str
+) -> None:
+    """What is `known` already is left out."""
+    words = set(known.replace(",", " ").split())
+    evidence = [
+        part for part in suspect["evidence"].split("; ") if not words.issuperset(part.split())
+    ]
+    lines = [of + "; ".join(evidence), _address(suspect.get("address", {}))]
+    lines += [one for one in (suspect.get("doing"),) if one and one not in known]
+    if whole:
+        lines.append(suspect.get("waits_for", {}).get("text"))
+    for line in filter(None, lines):
+        text.append(f"\n{plain(line)}", style="not bold")
     _append_stack(text, suspect["stack"], whole, suspect.get("inside"))
     workers = suspect.get("workers", ())
     for worker in workers if whole else workers[:MAX_WORKERS]:
         _append_worker(text, worker, whole)
     if not whole and (more := len(workers) - MAX_WORKERS) > 0:
         text.append(f"\n… {more} more child processes: frd findings ID", style="not bold dim")
+
+
+def _address(address: Mapping[str, Any]) -> str:
+    """``pid 13908, user alice, Slurm job 4711, step 0, command python train.py``."""
+    return ", ".join(f"{word} {address[key]}" for key, word in _ADDRESS.items() if address.get(key))
+
+
+def _people(finding: Mapping[str, Any], whole: bool) -> str:
+    """``acknowledged by ann, assigned to bob, silenced until .. UTC by ann; cy: a note``."""
+    parts = []
+    if by := finding.get("acknowledged_by"):
+        parts.append(f"acknowledged by {by}")
+    if to := finding.get("assigned_to"):
+        parts.append(f"assigned to {to}")
+    if until := finding.get("silenced_until"):
+        by = finding.get("silenced_by", "")
+        parts.append(f"silenced until {_moment(datetime.fromisoformat(until))} by {by}")
+    notes = finding.get("notes", ())
+    shown = [f"{note['by']}: {note['text']}" for note in (notes if whole else notes[-1:])]
+    return plain("; ".join([*parts, *shown]))
 
 
 def _meaning(reason: str) -> str:
@@ -173,7 +214,8 @@ def collective_facts(finding: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         return
     suspects = sorted(suspect["rank"] for suspect in finding["suspects"])
     size = f", {collective['group_size']} ranks" if collective["group_size"] else ""
-    waited = f", {s:.1f} s" if (s := collective["waiting_s"]) >= 0.05 else ""  # dumps have no "now"
+    waiting_s = collective["waiting_s"]
+    waited = f", {duration_text(waiting_s)}" if waiting_s >= 0.05 else ""  # dumps have no "now"
     name = collective_text(collective["op"], collective["seq"], collective["group"])
     yield "collective", f"{name}{size}{waited}"
     waiting = [rank for rank in collective["waiting_ranks"] if rank not in suspects]
@@ -191,11 +233,13 @@ def _groups(labels: Sequence[str], most: int) -> str:
 
 
 def _when(finding: Mapping[str, Any]) -> str:
+    """``opened 2026-11-20 10:00:00 UTC, critical after 1 min, closed after 2 h 5 min``."""
     opened = datetime.fromisoformat(finding["opened_at"])
     text = f"opened {_moment(opened)}"
-    if finding["closed_at"] is not None:
-        lasted = (datetime.fromisoformat(finding["closed_at"]) - opened).total_seconds()
-        text += f", lasted {duration_text(lasted)}"
+    for key, word in (("critical_at", "critical"), ("closed_at", "closed")):
+        if finding.get(key):
+            after_s = (datetime.fromisoformat(finding[key]) - opened).total_seconds()
+            text += f", {word} after {duration_text(after_s)}"
     return text
 
 

@@ -1,15 +1,18 @@
 """`--watch`: output that is redrawn every second until Ctrl-C.
 
 On a terminal it is redrawn in place and cut to the height of the window, so that its last lines
-stay visible. Into a pipe it is printed every second.
+stay visible. In a pipe, what has changed is printed.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
+import click
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.segment import SegmentLines
@@ -18,6 +21,7 @@ from rich.text import Text
 from frd.errors import ServiceUnavailable
 
 EVERY_S = 1.0
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +51,38 @@ class Picture:
 
 
 def watch(screen: Console, draw: Callable[[], Picture]) -> None:
-    """Show what `draw` returns, every second, until Ctrl-C.
+    """Show what `draw` returns on a terminal, every second, until Ctrl-C.
 
     A service that does not answer at the beginning is an error. Later it is shown with
     the last output, because services restart.
     """
     picture = draw()
-    try:
-        if screen.is_terminal:
-            _redraw(screen, draw, picture)
-        else:
-            _reprint(screen, draw, picture)
-    except KeyboardInterrupt:
-        pass
+    if not screen.is_terminal:
+        return follow(draw, screen.print)
+    with suppress(KeyboardInterrupt):
+        _redraw(screen, draw, picture)
+
+
+def is_news(shown: dict[str, object], name: str, what: object) -> bool:
+    """Does `what` differ from what was shown as `name`? It is now."""
+    before, shown[name] = shown.get(name), what
+    return before != what
+
+
+def follow(ask: Callable[[], _T], show: Callable[[_T], None]) -> None:
+    """For a pipe: give `show` an answer every second, until Ctrl-C. If the service does not answer,
+    a line on stderr says so, once."""
+    is_silent = False
+    with suppress(KeyboardInterrupt):
+        while True:
+            try:
+                show(ask())
+                is_silent = False
+            except ServiceUnavailable as error:
+                if not is_silent:
+                    click.echo(f"frd: warning: {error}", err=True)
+                is_silent = True
+            time.sleep(EVERY_S)
 
 
 def _redraw(screen: Console, draw: Callable[[], Picture], picture: Picture) -> None:
@@ -73,13 +96,3 @@ def _redraw(screen: Console, draw: Callable[[], Picture], picture: Picture) -> N
                 stale = Text(f"{error}; the data shown is old", style="bold yellow")
                 shown = Picture(picture.body, [*picture.last, stale], picture.keep_end)
             live.update(shown.cut(screen), refresh=True)
-
-
-def _reprint(screen: Console, draw: Callable[[], Picture], picture: Picture) -> None:
-    while True:
-        screen.print(picture)
-        time.sleep(EVERY_S)
-        try:
-            picture = draw()
-        except ServiceUnavailable as error:
-            picture = Picture((), [Text(str(error))])

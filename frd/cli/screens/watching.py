@@ -7,6 +7,7 @@ service has none of them, and only a cluster has the last one; then there is no 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.text import Text
@@ -49,6 +50,12 @@ def watching_text(watching: Mapping[str, Any]) -> str:
     is_idle = watching["agents"] > 0 and not watching["jobs"]
     ago = "" if heard is None or is_idle else f"; last heard {age_text(heard)}"
     return f"watching {counts}{ago}"
+
+
+def service_time(answer: Mapping[str, Any]) -> datetime:
+    """Now, on the service's clock, as all of its times; an older service does not report it."""
+    at = answer.get("at")
+    return datetime.fromisoformat(at) if at else datetime.now(UTC)
 
 
 def age_text(age_s: float | None) -> str:

@@ -8,7 +8,7 @@ from dataclasses import astuple, replace
 from typing import Final
 
 from frd.engine.clocks.uncertain_time import FOREVER, UncertainTime, ties
-from frd.engine.findings import text
+from frd.engine.findings import headlines, text
 from frd.engine.findings.claim import NEVER, Claim, severity_of
 from frd.engine.state.snapshot import Snapshot
 from frd.forms import later
@@ -60,7 +60,8 @@ def finding_of(
         disagreement=claim.disagreement,
         lost_s=claim.lost_s,
         severity=severity_of(claim.kind, 0.0, critical_after_s),
-        summary=claim.summary,
+        headline=claim.headline,
+        effect=claim.effect,
     )
     return finished(finding)
 
@@ -161,8 +162,8 @@ def refined(old: Sequence[Suspect], new: Sequence[Suspect]) -> tuple[Suspect, ..
 
 
 def finished(finding: Finding) -> Finding:
-    """The finding with the summary that fits its other fields."""
-    return replace(finding, summary=text.summarize(finding))
+    """The finding with the texts that fit its other fields."""
+    return headlines.worded(finding)
 
 
 def looks_alike(finding: Finding, other: Finding) -> bool:
@@ -174,6 +175,7 @@ def _timeless(finding: Finding) -> Finding:
     ref = finding.collective
     return replace(
         finding,
+        effect="",
         summary="",
         collective=replace(ref, waited_s=0.0) if ref is not None else None,
         suspects=tuple(

@@ -85,6 +85,11 @@ class Cells(dict[int, Cell]):
         """Findings that are published but not stored. Any thread may call this."""
         return [finding for cell in list(self.values()) for finding in cell.evaluator.kept_back()]
 
+    def is_asking(self, finding: Finding) -> bool:
+        """A rank that was asked about this open finding has not answered; see `Outcome.asking`."""
+        cell = self.get(self.number_of(finding.job))
+        return cell is not None and finding.id in cell.evaluator.asking
+
     async def dismiss(self, dismissal: Dismissal) -> Finding | None:
         """See `Evaluator.dismiss`."""
         for cell in list(self.values()):

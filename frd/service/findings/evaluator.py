@@ -83,6 +83,8 @@ class Evaluator:
         """Gets the same changes as `publish`, before they are stored."""
         self.ask: Callable[[Sequence[Question]], None] = lambda questions: None
         """Gets what ranks are to be asked, once the findings are published."""
+        self.asking: frozenset[str] = frozenset()
+        """Of the findings that are published; see `Outcome`."""
         self._owed: list[Question] = []
         """Questions that are not asked yet."""
         self._settle = settle
@@ -234,6 +236,7 @@ class Evaluator:
             state = self._project(status_view)
             people.published(status_view)
         self.state = replace(state, evaluated_at=self.state.evaluated_at if faults else now)
+        self.asking = outcome.asking
         self._publish(events)
         owed, self._owed = self._owed, []
         self.ask(owed)

@@ -14,8 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frd.decodable import decodable
+from frd.do_now import shown_json
 from frd.engine.findings.text import clean
-from frd.forms import encodable, finding_json, utc_ns, utc_text
+from frd.forms import encodable, utc_ns, utc_text
 from frd.model import AlignedNs, Finding, FindingState, Note
 from frd.service.access.grants import GRANT, MAX_NAME_CHARS, Grant
 from frd.service.findings import people
@@ -115,7 +116,7 @@ class PeopleApi:
         if (closed := await self._view.published.dismiss(dismissal)) is None:
             known = await self.finding(finding_id)
             refuse(409, _CLOSED.format(known))
-        return await json_answer(lambda: finding_json(closed))
+        return await json_answer(lambda: shown_json(closed))
 
     async def silences(self, _: Request) -> Response:
         await self._view.silences.read()
@@ -145,7 +146,7 @@ class PeopleApi:
 
     async def _marked(self, finding: Finding, mark: Mark) -> Response:
         marked = await self._view.published.mark(finding, mark)
-        return await json_answer(lambda: finding_json(marked))
+        return await json_answer(lambda: shown_json(marked))
 
     async def _put(
         self, request: Request, said: _Silence, until: str, scope: Scope, name: str

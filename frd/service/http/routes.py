@@ -25,9 +25,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from frd.address import silence_url
 from frd.decodable import decodable
+from frd.do_now import shown_json
 from frd.errors import ServiceUnavailable, StoreError
-from frd.forms import finding_json
 from frd.model import AlignedNs, FindingState, Kind
 from frd.service.access.grants import Tokens
 from frd.service.access.refusals import Refusals
@@ -43,12 +44,13 @@ from frd.service.http.answers import (
     json_answer,
     refuse,
 )
-from frd.service.http.health_json import health_json
+from frd.service.http.health_json import health_json, targets_json
 from frd.service.http.json_api import cluster_json, findings_json, job_json, jobs_json
 from frd.service.http.people import PeopleApi
 from frd.service.http.pictures import FORMS, Pictures
 from frd.service.http.web.events import Events
 from frd.service.http.web.pages import FILES, Pages
+from frd.service.http.web.past import Past
 from frd.service.http.web.session import PATH as SESSION
 from frd.service.http.web.session import OwnPage, Sessions
 from frd.service.metrics import collector
@@ -86,6 +88,8 @@ class WebOptions:
     """Where browsers open the service; if empty, where the requests arrive."""
     refusals: Refusals = field(default_factory=Refusals, compare=False)
     """As of `HttpGuard`."""
+    alertmanager_url: str = ""
+    """Where people open Alertmanager; if empty, nothing links to it."""
 
 
 def create_app(
@@ -96,13 +100,14 @@ def create_app(
     """The ASGI application of one service; `peers` are the other replicas of its cluster."""
     pictures = Pictures(view)
     people = PeopleApi(view)
-    api, by = _Api(view, pictures, people), peers or _Alone()
+    api, by = _Api(view, pictures, people, web.alertmanager_url), peers or _Alone()
     sessions = Sessions(web.tokens, web.public_url, web.refusals)
     asked = {"jobs": by.jobs(api.jobs), "health": by.health(api.health), "job": by.owner(api.job)}
     events = Events(view, asked, web.tokens)
     timeline = by.keeper_of_timeline(pictures.timeline, pictures.keeps)
     routes = [
         Route("/metrics", api.metrics),
+        Route("/metrics/findings", api.metrics_of_findings),
         Route("/-/healthy", api.healthy),
         Route("/-/ready", by.ready(api.ready)),
         Route("/api/v1/jobs", asked["jobs"]),
@@ -122,6 +127,7 @@ def create_app(
         Route("/api/v1/findings/{id:anything}", by.owner_of_finding(api.finding)),
         Route("/api/v1/dumps/{id:anything}", by.holder(api.dump, api.has_dump)),
         Route("/api/v1/cluster", by.cluster(api.cluster)),
+        Route("/api/v1/targets", api.targets),
         Route(SESSION, sessions.show),
         Route(SESSION, sessions.sign_in, methods=["POST"]),
         Route(SESSION, sessions.sign_out, methods=["DELETE"]),
@@ -145,6 +151,7 @@ def _pages() -> Iterator[Route]:
     yield Route(FILES + "{name:anything}", pages.file)
     for path in ("/", "/history", "/jobs/{name:anything}", "/findings/{name:anything}"):
         yield Route(path, pages.page)
+    yield Route("/{unknown:anything}", pages.unknown)
 
 
 def _said(people: PeopleApi, owner: Callable[[Handler], Handler], page: OwnPage) -> Iterator[Route]:
@@ -177,15 +184,27 @@ class _Alone:
 class _Api:
     """What this replica has."""
 
-    def __init__(self, view: ServiceView, pictures: Pictures, people: PeopleApi) -> None:
+    def __init__(
+        self, view: ServiceView, pictures: Pictures, people: PeopleApi, alertmanager_url: str
+    ) -> None:
         self._view = view
         self._pictures = pictures
         self._people = people
+        self._alertmanager_url = alertmanager_url
         self._runbooks = runbooks.load()
+        self._past = Past(view)
 
-    async def metrics(self, _: Request) -> Response:
-        text = await asyncio.to_thread(collector.render, self._view.state)
+    async def metrics(self, _: Request, *, of_findings: bool = False) -> Response:
+        text = await asyncio.to_thread(collector.render, self._view.state, of_findings=of_findings)
         return Response(text, headers={"content-type": collector.CONTENT_TYPE})
+
+    async def metrics_of_findings(self, request: Request) -> Response:
+        return await self.metrics(request, of_findings=True)
+
+    async def targets(self, _: Request) -> Response:
+        """For Prometheus' HTTP service discovery: agents that have a stream to this replica."""
+        state = self._view.state
+        return await json_answer(lambda: targets_json(state.nodes))
 
     async def healthy(self, _: Request) -> Response:
         return PlainTextResponse("frd is up\n")
@@ -197,7 +216,12 @@ class _Api:
 
     async def jobs(self, _: Request) -> Response:
         view = self._view
-        return await json_answer(lambda: jobs_json(view.state, view.not_ready()))
+
+        def answer() -> object:
+            state = view.state
+            return jobs_json(state, view.not_ready(), self._past.ended(state))
+
+        return await json_answer(answer)
 
     async def health(self, _: Request) -> Response:
         view = self._view
@@ -249,15 +273,21 @@ class _Api:
             last = found[-1] if len(found) == limit else None
             return {
                 "api_version": API_VERSION,
-                "findings": [finding_json(finding) for finding in found],
+                "findings": [shown_json(finding) for finding in found],
                 "next": last and f"{last.opened_at}.{last.id}",
             }
 
         return await json_answer(answer)
 
     async def finding(self, request: Request) -> Response:
-        found = await self._people.finding(request.path_params["id"])
-        return await json_answer(lambda: finding_json(found))
+        found, url = await self._people.finding(request.path_params["id"]), self._alertmanager_url
+
+        def answer() -> object:
+            before = self._past.before(found)
+            silence = {"silence_url": silence_url(url, found.id)} if url else {}
+            return shown_json(found) | ({"before": before} if before else {}) | silence
+
+        return await json_answer(answer)
 
     async def take_dump(self, request: Request) -> Response:
         view = parameters.find_attempt(self._view.state, request.path_params["job"], None)
@@ -305,7 +335,7 @@ class _Api:
         name = request.path_params["name"]
         if (page := self._runbooks.get(name)) is None:
             refuse(404, f"runbook: {name!r}: unknown here: see {runbooks.PREFIX}")
-        return PlainTextResponse(page)
+        return page.answer(request)
 
 
 def _refuse_pages(handler: Handler) -> Handler:

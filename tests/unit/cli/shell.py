@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from frd.cli import run
+
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +51,12 @@ class Shell:
         self._capsys.readouterr()
         assert run([*map(str, words), *self._options]) == code
         return Printed(*self._capsys.readouterr())
+
+    def drawn(self, *words: str | Path, code: int = 0, columns: int = 80) -> Printed:
+        """The same on a terminal of so many columns, without the colours."""
+        window = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": str(columns)}
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in window.items():
+                patch.setenv(name, value)
+            printed = self(*words, code=code)
+        return Printed(*(_STYLE.sub("", text) for text in (printed.out, printed.err)))

@@ -50,7 +50,7 @@ def test_a_young_dump_is_no_finding(tmp_path: Path, shell: Shell) -> None:
     folder = dump(tmp_path / "h", 0.602)
     document = shell("analyze", "--json", folder).json
     assert (document["findings"], document["fault"]) == ([], False)
-    screen = shell("analyze", folder)
+    screen = shell.drawn("analyze", folder)
     assert "not proven: rank 0 had kept rank 1 waiting for 0.6 s when dumped" in screen.words
     assert "take another dump in a minute" in screen.words
     assert screen.words.startswith("the dumps prove no communication fault")

@@ -81,8 +81,8 @@ def test_two_processes_on_one_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "what", "words"),
     [
-        (SeriesKind.HOST_USED, "host", "host memory of rank 1 rose first"),
-        (SeriesKind.TORCH_ALLOCATED, "allocator", "memory of rank 1 rose first"),
+        (SeriesKind.HOST_USED, "host", "Rank 1 (n0): its host memory rose first"),
+        (SeriesKind.TORCH_ALLOCATED, "allocator", "memory in torch's allocator rose first"),
     ],
 )
 def test_not_the_memory_of_a_device(
@@ -186,15 +186,16 @@ def test_no_samples_at_all(tmp_path: Path) -> None:
 # -- the command -----------------------------------------------------------------------------------
 
 SCREEN = """\
-╭─ memory_spike · open · llama ────────────────────────────────────────────────────────────────────╮
-│ GPU memory of rank 1 rose first: +5.8 GiB in 2.9 s, 34.2 GiB left, exhausted in about 17 s as of │
-│ 08:00:32                                                                                         │
-│                                                                                                  │
-│ suspect  rank 1 on n0: its memory rose first (memory), high confidence                           │
-│          memory of device 1 of rank 1: +5.8 GiB in 2.9 s, 34.2 GiB left, exhausted in about 17 s │
-│          as of 08:00:32                                                                          │
-│ victims  2                                                                                       │
-╰────────────────────────────────────────────── 047f5d1b32528293 · opened 2027-01-15 08:00:33 UTC ─╯
+memory_spike · open · llama
+GPU memory of rank 1 rose first: +5.8 GiB in 2.9 s, 34.2 GiB left, exhausted in about 17 s as of
+08:00:32
+
+suspect  rank 1 on n0: its memory rose first (memory), high confidence
+         memory of device 1 of rank 1: +5.8 GiB in 2.9 s, 34.2 GiB left, exhausted in about 17 s as
+         of 08:00:32
+victims  2
+id       047f5d1b32528293, opened 2027-01-15 08:00:33 UTC
+
 samples    2 of 3 ranks on 1 host, 900 samples
 recorded   2027-01-15 08:00:00 to 08:00:44 UTC
 memory     rank 1: 40.0 GiB to 69.8 GiB, at most 69.8 GiB of 80.0 GiB
@@ -211,10 +212,9 @@ look at    frd analyze --memory job/rank_1.jsonl job/rank_2.jsonl --json"""
 def test_the_first_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell) -> None:
     """The verdict, the memory of each rank, and what is not known, for an engineer at night."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
     of_job(job(CALM, CLIMB, LATER), tmp_path / "job")
     files = ("job/rank_1.jsonl", "job/rank_2.jsonl")
-    printed = shell("analyze", "--memory", *files, code=FINDINGS_PRESENT)
+    printed = shell.drawn("analyze", "--memory", *files, code=FINDINGS_PRESENT, columns=100)
     assert [line.rstrip() for line in printed.lines] == SCREEN.splitlines()
 
 

@@ -43,7 +43,7 @@ def io_of(shell: Shell, *words: str | Path, code: int = 0) -> dict[str, Any]:
 
 def test_the_first_screen_names_ranks_and_slow_files(traces: Path, shell: Shell) -> None:
     """Without dumps: times of each rank, slow files and steps, open files; exit code 0."""
-    screen = shell("analyze", "--traces", traces).out
+    screen = shell.drawn("analyze", "--traces", traces).out
     for fact in ("unoverlapped I/O", "slowest files", SLOW, "epoch 0, step", "events of 3 traces"):
         assert fact in screen, fact
     files = screen.split("slowest files")[1].splitlines()

@@ -18,7 +18,7 @@ from frd.cli import BLIND, FAILED, FINDINGS_PRESENT
 from frd.cli.commands.findings.one import said_by
 from frd.cli.screens.watching import watching_text
 from tests.unit.cli.shell import Shell
-from tests.world.daemons import run_program
+from tests.world.daemons import run_program, until
 from tests.world.http_service import BLIND_NOW, ENDED, FINDING, GONE, Service, answer, says_status
 
 
@@ -26,9 +26,9 @@ def test_findings_present_is_exit_3(service: Service, ask: Shell) -> None:
     """The exit code alone is enough for a script; the last line says what is watched."""
     service.says("/api/v1/findings?state=open", answer())
     said = "no findings\nwatching 1 job, 4 ranks, 2 agents; last heard 0.4 s ago\n"
-    assert ask("findings").out == said
+    assert ask.drawn("findings").out == said
     service.says("/api/v1/findings?state=open", answer(FINDING, watching=BLIND_NOW))
-    text = ask("findings", code=FINDINGS_PRESENT).out
+    text = ask.drawn("findings", code=FINDINGS_PRESENT, columns=100).out
     assert "it hangs" in text
     assert text.splitlines()[-2:] == [
         f"blind: {GONE}",
@@ -43,10 +43,11 @@ def test_closed_by_hand_and_going_on_is_exit_3(service: Service, ask: Shell) -> 
     going_on = {**FINDING, "state": "closed", "close_reason": said, "goes_on": True}
     says_status(service, findings=[going_on])
     service.says("/api/v1/findings?state=open", answer(going_on))
-    assert f"{said}, goes on" in ask("findings", code=FINDINGS_PRESENT).out
+    assert f"{said}, goes on" in ask.drawn("findings", code=FINDINGS_PRESENT).out
+    assert ask("findings", code=FINDINGS_PRESENT).out.split("\t")[2] == "goes on"
     service.says("/api/v1/findings/ab12", going_on)
     assert f"{said}, goes on" in ask("findings", "ab12", code=FINDINGS_PRESENT).out
-    assert f"{said}, goes on: " in ask("status").out
+    assert f"{said}, goes on: " in ask.drawn("status").out
     service.says("/api/v1/findings/ab12", {**going_on, "goes_on": False})
     assert "goes on" not in ask("findings", "ab12").out
 
@@ -54,7 +55,7 @@ def test_closed_by_hand_and_going_on_is_exit_3(service: Service, ask: Shell) -> 
 def test_blind_is_exit_4(service: Service, ask: Shell) -> None:
     """No findings while an agent is gone: the output says why, and so does the code."""
     service.says("/api/v1/findings?state=open", answer(watching=BLIND_NOW))
-    assert ask("findings", code=BLIND).lines[:2] == [
+    assert ask.drawn("findings", code=BLIND).lines[:2] == [
         "no findings, but frd does not see everything",
         f"blind: {GONE}",
     ]
@@ -65,7 +66,7 @@ def test_warnings_are_shown(service: Service, ask: Shell) -> None:
     """What the service warns of comes before what it watches; it is no finding."""
     warning = {"job": "train", "text": "two running jobs on vm are called train"}
     service.says("/api/v1/findings?state=open", answer(warnings=[warning]))
-    assert "\nwarning: two running jobs on vm are called train\nwatching" in ask("findings").out
+    assert "\nwarning: two running jobs on vm are called train\nwatching" in ask("findings").err
 
 
 def test_an_idle_agent_is_not_silent() -> None:
@@ -79,7 +80,7 @@ def test_an_idle_agent_is_not_silent() -> None:
 def test_an_older_service_says_less(service: Service, ask: Shell) -> None:
     """A service that does not know of watching: the findings alone, as then."""
     service.says("/api/v1/findings?state=open", {"findings": []})
-    assert ask("findings").out == "no findings\n"
+    assert ask.drawn("findings").out == "no findings\n"
 
 
 def test_an_unknown_job_is_an_error(service: Service, ask: Shell) -> None:
@@ -117,7 +118,7 @@ def test_one_finding_by_id(service: Service, ask: Shell, shell: Shell) -> None:
     for words in (("ab12",), ("show", "ab12")):
         text = ask("findings", *words, code=FINDINGS_PRESENT).out
         assert "it hangs" in text
-        assert "2026-11-20 10:00:00 UTC  opened" in text
+        assert "opened 2026-11-20 10:00:00 UTC" in text
     printed = shell("findings", "--http", service.address, "ab12", "--json", code=FINDINGS_PRESENT)
     assert printed.json == FINDING
     long = {**FINDING, "id": "ab12cd34ef567890", "state": "closed"}
@@ -125,8 +126,11 @@ def test_one_finding_by_id(service: Service, ask: Shell, shell: Shell) -> None:
         "/api/v1/findings?limit=10000", answer(long, {**FINDING, "id": "ab99cd34ef567890"})
     )
     assert ask("findings", "ab12c", "--json").json == long
-    for unknown in ("ab1", "zzzzz"):
-        assert "path: unknown: look elsewhere" in ask("findings", unknown, code=FAILED).error
+    for unknown in ("ab1", "zzzz"):
+        says = f"frd: error: finding: '{unknown}': unknown: list them with `frd findings --all`\n"
+        assert ask("findings", unknown, code=FAILED).error == says
+    for typed, meant in (("ab12cd34ef567891", long["id"]), ("exprot", "export")):
+        assert f", did you mean {meant}" in ask("findings", typed, code=FAILED).error
 
 
 def test_one_finding_ends_in_the_address_of_its_page(service: Service, ask: Shell) -> None:
@@ -174,9 +178,15 @@ def test_closing_by_hand(service: Service, ask: Shell) -> None:
     assert closed.out == "closed ab12: it hangs\n"
 
 
+def looked_again(service: Service) -> None:
+    """The watch has seen what the service says now."""
+    first = len(service.asked)
+    until(lambda: len(service.asked) > first + 1, "two more looks")
+
+
 def test_a_watch_into_a_pipe_tells_each_change_once(service: Service) -> None:
-    """A new finding is a line, its closing another, going blind a third; an interrupt ends the
-    watch well."""
+    """A new finding is a line, its closing another, going blind a third; a longer wait is not. An
+    interrupt ends the watch well."""
     service.says("/api/v1/findings?state=open", answer(FINDING))
     old = {**FINDING, "id": "old", "state": "closed"}
     service.says("/api/v1/findings", answer(FINDING, old))
@@ -187,6 +197,9 @@ def test_a_watch_into_a_pipe_tells_each_change_once(service: Service) -> None:
     with watch:
         assert watch.stdout is not None
         assert json.loads(watch.stdout.readline()) == FINDING
+        lasts = {**FINDING, "summary": "it hangs for 3 s"}
+        service.says("/api/v1/findings", answer(lasts, old))
+        looked_again(service)
         closed = {**FINDING, "state": "closed"}
         service.says("/api/v1/findings", answer(closed, old, watching=BLIND_NOW))
         assert json.loads(watch.stdout.readline()) == closed
@@ -194,6 +207,84 @@ def test_a_watch_into_a_pipe_tells_each_change_once(service: Service) -> None:
         watch.send_signal(signal.SIGINT)
         assert watch.wait(10) == 0
         assert watch.stdout.read() == b""
+
+
+LONG = {
+    **FINDING,
+    "severity": "critical",
+    "job": "a\tb\nc",
+    "suspects": [{"rank": 1, "node": "node7", "reason": "cpu_stuck", "confidence": "high"}],
+    "headline": "Rank 1 (node7): its loader worker is stuck in open(" + "/data" * 40 + ")",
+    "acknowledged_by": "ann",
+}
+
+
+def test_in_a_pipe_a_finding_is_a_line(service: Service) -> None:
+    """A real pipe: columns separated by tabs, whatever is in them, nothing cut or wrapped; what is
+    no finding goes to stderr."""
+    service.says("/api/v1/findings?state=open", answer(LONG, FINDING))
+    command = [sys.executable, "-m", "frd", "findings", "--http", service.address]
+    done = run_program(command, env=os.environ | {"COLUMNS": "40"})
+    assert done.returncode == FINDINGS_PRESENT
+    headline = str(LONG["headline"])
+    assert [line.split("\t") for line in done.stdout.splitlines()] == [
+        ["ab12", "stall", "open", "critical", "3 min", r"a\tb\nc", "1", headline],
+        ["ab12", "stall", "open", "", "3 min", "train", "", "it hangs"],
+    ]
+    assert done.stderr == "watching 1 job, 4 ranks, 2 agents; last heard 0.4 s ago\n"
+
+
+def test_other_forms(service: Service, ask: Shell) -> None:
+    """Ids alone for scripts, more columns for people, the service's own JSON."""
+    found = answer(LONG, FINDING)
+    service.says("/api/v1/findings?state=open", found)
+    code = FINDINGS_PRESENT
+    assert ask("findings", "-o", "name", code=code).out == "ab12\nab12\n"
+    assert ask("findings", "-o", "json", code=code).json == found
+    first = ask("findings", "-o", "wide", code=code).lines[0].split("\t")
+    assert first[8:] == ["node7", "", "ann", "", ""]
+    head, *rows = ask.drawn("findings", "-o", "wide", code=code).lines[:3]
+    assert head.split()[:5] == ["id", "kind", "state", "severity", "age"]
+    assert {row.index("stall") for row in rows} == {head.index("kind")}
+
+
+def test_a_watch_into_a_pipe_prints_what_people_care_for(service: Service) -> None:
+    """Opened, then critical, then acknowledged: a line each; a longer wait is not."""
+    service.says("/api/v1/findings?state=open", answer())
+    service.says("/api/v1/findings", answer())
+    watch = subprocess.Popen(
+        [sys.executable, "-m", "frd", "findings", "--watch", "-o", "wide"],
+        env=os.environ | {"FRD_HTTP": service.address},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    finding = {**FINDING, "severity": "warning"}
+    seen = []
+    with watch:
+        assert watch.stdout is not None
+        for news in ({}, {"severity": "critical"}, {"acknowledged_by": "ann"}):
+            finding |= news
+            service.says("/api/v1/findings", answer({**finding, "effect": "for 1 s"}))
+            seen.append(watch.stdout.readline().split("\t"))
+            service.says("/api/v1/findings", answer({**finding, "effect": "for 2 s"}))
+            looked_again(service)
+        watch.send_signal(signal.SIGINT)
+        assert watch.stdout.read() == ""
+    assert [(row[3], row[10]) for row in seen] == [
+        ("warning", ""),
+        ("critical", ""),
+        ("critical", "ann"),
+    ]
+
+
+def test_a_command_on_a_terminal_is_one_line(service: Service, ask: Shell) -> None:
+    """It is longer than the window, and neither broken nor cut."""
+    command = "kubectl exec --namespace ml trainer-0 -- py-spy dump --pid 7 " + "x" * 100
+    step = {"text": "Look at its stack.", "command": command}
+    service.says("/api/v1/findings?state=open", answer({**FINDING, "do_now": [step]}))
+    lines = ask.drawn("findings", code=FINDINGS_PRESENT).lines
+    assert command in [line.strip() for line in lines]
 
 
 def on_a_terminal(service: Service, rows: int, *words: str) -> tuple[subprocess.Popen[bytes], int]:
@@ -227,9 +318,9 @@ def test_a_terminal_shows_the_newest_last(service: Service) -> None:
     os.close(terminal)
     assert text.index("ab12") < text.index("cd34")
     assert "\x1b[1;31m" in text
-    piped = run_program([sys.executable, "-m", "frd", "findings", "--http", service.address]).stdout
-    assert piped.index("cd34") < piped.index("ab12")
-    assert "\x1b" not in piped
+    piped = run_program([sys.executable, "-m", "frd", "findings", "--http", service.address])
+    assert [line.split("\t")[0] for line in piped.stdout.splitlines()] == ["cd34", "ab12"]
+    assert "\x1b" not in piped.stdout
 
 
 @pytest.mark.parametrize("command", ["findings", "status"])

@@ -43,13 +43,13 @@ def nowhere() -> Iterator[str]:
 
 
 AskReplica: TypeAlias = Callable[..., Printed]
-"""Types a command that asks the replica `at`."""
+"""Types a command on a terminal that asks the replica `at`."""
 
 
 @pytest.fixture
 def frd(three: Cluster, shell: Shell) -> AskReplica:
     def ask(*words: str | Path, at: str = "frd-0", code: int = 0) -> Printed:
-        return shell(*words, "--http", three.members[at].address, code=code)
+        return shell.drawn(*words, "--http", three.members[at].address, code=code, columns=200)
 
     return ask
 

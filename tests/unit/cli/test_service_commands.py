@@ -147,6 +147,12 @@ def test_a_server_of_another_protocol_is_an_error() -> None:
         thread.join()
 
 
+def test_tls_to_a_service_without_it_is_an_error(ask: Shell) -> None:
+    """The line says what to leave out."""
+    error = ask("status", "--tls", code=FAILED).error
+    assert "does not speak TLS: leave out --tls and the options of TLS, or write http://" in error
+
+
 # -- commands ----------------------------------------------------------------------------------
 
 
@@ -237,6 +243,16 @@ def test_nothing_is_overwritten(service: Service, tmp_path: Path, ask: Shell) ->
     """An existing folder is refused before any request."""
     assert "exists: nothing is overwritten" in ask("dump", "-o", tmp_path, code=FAILED).error
     assert service.asked == []
+
+
+def test_a_dump_of_an_unknown_job_names_the_jobs(
+    service: Service, tmp_path: Path, ask: Shell
+) -> None:
+    """What to type, not which part of the API to read."""
+    service.says("/api/v1/jobs", {"jobs": [job_line("train"), job_line("eval")]})
+    error = ask("dump", "--job", "trian", "-o", tmp_path / "out", code=FAILED).error
+    assert "job: 'trian': unknown to this service: it knows 'eval', 'train'" in error
+    assert error.endswith(", did you mean train\n")
 
 
 OLD = job_line("old", ended=True)

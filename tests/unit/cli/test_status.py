@@ -13,7 +13,7 @@ from tests.world.http_service import ENDED, FINDING, JOB, WATCHING, Service, ans
 def test_status_folds_ranks_that_stand_alike(service: Service, ask: Shell) -> None:
     """Three ranks that wait in one collective are one row; clocks and the finding are shown."""
     says_status(service)
-    text = ask("status").out
+    text = ask.drawn("status", columns=200).out
     row = next(line for line in text.splitlines() if "all_reduce #7" in line)
     assert row.split()[:3] == ["0-1,3", "(3", "ranks)"]
     assert "ab12" in text
@@ -30,7 +30,7 @@ def test_status_begins_with_what_is_wrong(service: Service, ask: Shell) -> None:
     found = {**FINDING, "suspects": [{**suspect, "evidence": "", "stack": []}]}
     says_status(service, ENDED, findings=[found])
     service.says("/api/v1/jobs/a%2Fb", {**JOB, "findings": [found]})
-    rows = [" ".join(line.split()) for line in ask("status").lines]
+    rows = [" ".join(line.split()) for line in ask.drawn("status", columns=200).lines]
     assert rows[0] == "ab12 stall in train, opened 3 min ago: it hangs"
     marked = rows.index("2 live 0.5 s ago <- suspect in ab12")
     assert marked < next(n for n, row in enumerate(rows) if row.startswith("0-1,3 (3 ranks) live"))
@@ -42,7 +42,7 @@ def test_status_begins_with_what_is_wrong(service: Service, ask: Shell) -> None:
     says_status(service, {**ENDED, "last_heard_s": None}, findings=[found])
     assert "4 ranks (1 exited, 3 finished)\n" in ask("status").out
     service.says("/api/v1/jobs/old", {**JOB, "job": "old", "ended": True})
-    assert "old  attempt 1, ended, 4 ranks" in ask("status", "--all").out
+    assert "old  attempt 1, ended, 4 ranks" in ask.drawn("status", "--all", columns=200).out
 
 
 def test_status_says_which_groups_are_watched_in_part(service: Service, ask: Shell) -> None:
@@ -51,7 +51,7 @@ def test_status_says_which_groups_are_watched_in_part(service: Service, ask: She
     group = {**known[0], "group": "weights", "size": 0, "unwatched": "others are not"}
     says_status(service)
     service.says("/api/v1/jobs/a%2Fb", {**JOB, "groups": [*known, group]})
-    rows = [" ".join(line.split()) for line in ask("status").lines]
+    rows = [" ".join(line.split()) for line in ask.drawn("status", columns=200).lines]
     assert "weights: others are not" in rows
     assert any(row.startswith("weights ? 7 6") for row in rows)
 
@@ -61,7 +61,7 @@ def test_a_lost_job_stays_in_sight(service: Service, ask: Shell) -> None:
     says_status(service, {**ENDED, "state": "lost"})
     lost = {**JOB, "job": "old", "ended": True, "state": "lost"}
     service.says("/api/v1/jobs/old", lost)
-    text = ask("status").out
+    text = ask.drawn("status", columns=200).out
     assert "old  attempt 1, lost: its agents were stopped while ranks lived, and none" in text
 
 
@@ -71,9 +71,9 @@ def test_a_job_that_failed_says_how(service: Service, ask: Shell) -> None:
     failed = {"state": "failed", "failure": {"age_s": 720.0, "text": raised}}
     says_status(service, {**ENDED, **failed})
     says = f"old attempt 1 failed 12 min ago: {raised}, 4 ranks (1 exited, 3 finished)"
-    assert says in " ".join(ask("status").out.split())
+    assert says in " ".join(ask.drawn("status", columns=200).out.split())
     service.says("/api/v1/jobs/old", {**JOB, **failed, "job": "old", "ended": True})
-    whole = " ".join(ask("status", "--all").out.split())
+    whole = " ".join(ask.drawn("status", "--all", columns=200).out.split())
     assert f"old attempt 1, failed 12 min ago: {raised}, 4 ranks" in whole
 
 
@@ -82,7 +82,7 @@ def test_status_shows_a_job_with_a_finding_first(service: Service, ask: Shell) -
     says_status(service, {**ENDED, "job": "aa", "ended": False}, findings=[FINDING])
     service.says("/api/v1/jobs/aa", {**JOB, "job": "aa", "findings": []})
     service.says("/api/v1/jobs/a%2Fb", {**JOB, "findings": [FINDING]})
-    text = ask("status").out
+    text = ask.drawn("status", columns=200).out
     assert text.index("a/b  attempt") < text.index("aa  attempt")
 
 
@@ -90,7 +90,7 @@ def test_status_before_the_first_job(service: Service, ask: Shell) -> None:
     """An empty service says so; one that is alone is not asked for replicas."""
     service.says("/api/v1/jobs", {"jobs": []})
     service.says("/api/v1/findings?state=open", answer())
-    assert "no jobs: no rank has been seen yet" in ask("status").out
+    assert "no jobs: no rank has been seen yet" in ask.drawn("status", columns=200).out
     assert "cluster" not in ask("status", "--json").json
     assert not [path for path, _ in service.asked if "cluster" in path]
 
@@ -98,7 +98,7 @@ def test_status_before_the_first_job(service: Service, ask: Shell) -> None:
 def test_status_shows_the_worst_memory(service: Service, ask: Shell) -> None:
     """One rank rises by 2 GiB a second: its row has use, capacity, share, bars and trend."""
     says_status(service)
-    text = ask("status", "--job", "a/b").out
+    text = ask.drawn("status", "--job", "a/b", columns=200).out
     row = next(line for line in text.splitlines() if "host" in line)
     assert " ".join(row.split()) == "2 host 12.0 GiB 16.0 GiB, 75% ▁▄█ +2.0 GiB/s"
     assert "3 more ranks: --memory" in text
@@ -116,6 +116,29 @@ def test_status_asks_for_the_memory_of_ranks(
     (job,) = ask("status", "--job", "a/b", "--json", *options).json["jobs"]
     ranks = [rank["rank"] for rank in job["ranks"]]
     assert ranks == ([2, 3] if "--ranks" in options else [0, 1, 2, 3])
+
+
+def test_in_a_pipe_a_job_is_a_line(service: Service, ask: Shell) -> None:
+    """Columns separated by tabs; a job of which nothing was heard has an empty one."""
+    says_status(service, {**ENDED, "last_heard_s": None})
+    printed = ask("status")
+    assert printed.out == (
+        "a/b\trunning\t1\t4 live\t1\t0.5 s ago\t\nold\tended\t1\t1 exited, 3 finished\t0\t\t\n"
+    )
+    assert printed.err == "watching 1 job, 4 ranks, 2 agents; last heard 0.4 s ago\n"
+    assert ask("status", "-o", "name").out == "a/b\nold\n"
+    assert ask("status", "--job", "a/b", "-o", "wide").out.split("\t")[7:] == ["4", "2\n"]
+    assert "last heard never" not in ask.drawn("status").out
+
+
+def test_tables_in_a_pipe_are_not_wrapped(service: Service, ask: Shell) -> None:
+    """--ranks and --memory are drawn there, too."""
+    group = "all_reduce #7 on " + "g" * 300
+    ranks: Any = JOB["ranks"]
+    says_status(service)
+    job = {**JOB, "ranks": [{**ranks[0], "waiting_in": group}]}
+    service.says("/api/v1/jobs/a%2Fb?memory=0", job)
+    assert any(group in line for line in ask("status", "--ranks", "0").lines)
 
 
 def test_status_as_json_holds_every_job(service: Service, ask: Shell) -> None:

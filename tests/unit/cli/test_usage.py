@@ -12,6 +12,7 @@ import pytest
 from frd.cli import USAGE, run
 from frd_agent.cli import run_cli
 from tests.world.daemons import run_program
+from tests.world.http_service import ENDED, FINDING, Service, answer, says_status
 
 BIN = Path(sys.executable).parent
 
@@ -24,6 +25,9 @@ BIN = Path(sys.executable).parent
         ("frd findings --wach", "--wach: no such option, did you mean --watch: see `frd findings"),
         ("frd findings export --format x", "--format: 'x' is not one of 'json', 'csv': see `frd"),
         ("frd findings ab12 --xyzzy", "--xyzzy: no such option: see `frd findings show --help`"),
+        ("frd findings -o jsn", "'jsn' is not one of 'json', 'name', 'wide', did you mean json: "),
+        ("frd demo --scenario mising_rank", "did you mean missing_rank: see `frd demo --help`"),
+        ("frd status --context a --http b:1", "--context: names a service, as --http does: leave"),
         (
             "frd findings --since soon",
             "write a time such as 2026-11-20T10:00:00Z, or 7d, 12h, 30m",
@@ -92,25 +96,55 @@ def test_a_program_alone_shows_its_help(capsys: pytest.CaptureFixture[str]) -> N
         assert (out, err.splitlines()[0][: len(program) + 7]) == ("", f"Usage: {program}")
 
 
-def test_bash_completes_commands_and_options() -> None:
-    """A real bash with the script of `frd completion bash`: both programs, subcommands, options."""
+def test_bash_completes_jobs_and_findings(service: Service, tmp_path: Path) -> None:
+    """Names and ids of the service that the line names, not one that a shell would execute; without
+    a service, nothing and no error."""
+    says_status(service, {**ENDED, "job": "a$(reboot)"}, {**ENDED, "job": "al'l"})
+    service.says("/api/v1/findings", answer(FINDING, {**FINDING, "id": "cd34"}))
+    at = f"--http {service.address}"
+    (tmp_path / "frd").mkdir()
+    (tmp_path / "frd/contexts.toml").write_text("[contexts.prod]\nhttp = 'h:1'\n")
+    words = {
+        f"frd status {at} --job a": "a/b",
+        f"frd findings {at} a": "ab12",
+        f"frd findings show {at} c": "cd34",
+        f"frd dump {at} --finding a": "ab12",
+        "frd status --context p": "prod",
+        "frd status --http 127.0.0.1:1 --job a": "",
+        "frd findings --http nowhere --job a": "",
+    }
+    done = completed(*words, XDG_CONFIG_HOME=str(tmp_path))
+    assert dict(zip(words, done, strict=True)) == words
+
+
+def completed(*typed: str, **environment: str) -> list[str]:
+    """What a real bash proposes for each command line."""
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("no bash")
-    script = """
+    lines = "\n".join(f"complete_it {line}" for line in typed)
+    script = f"""
         eval "$(frd completion bash)"
-        complete_it() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
-                        "_$(tr - _ <<< "$1")_completion" "$1"; echo "${COMPREPLY[*]}"; }
-        complete_it frd st
-        complete_it frd findings --si
-        complete_it frd findings cl
-        complete_it frd completion ''
-        complete_it frd-agent ex
+        complete_it() {{ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+                        "_$(tr - _ <<< "$1")_completion" "$1"; echo "${{COMPREPLY[*]}}"; }}
+        {lines}
     """
-    environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"}
-    done = run_program([bash, "-c", script], env=environment)
-    said = [line.strip() for line in done.stdout.splitlines()]
-    assert said == ["status", "--since", "close", "bash zsh fish", "exec"], done.stderr
+    path = {"PATH": f"{BIN}:{os.environ['PATH']}"}
+    done = run_program([bash, "-c", script], env=os.environ | path | environment)
+    assert done.stderr == ""
+    return [line.strip() for line in done.stdout.splitlines()]
+
+
+def test_bash_completes_commands_and_options() -> None:
+    """A real bash with the script of `frd completion bash`: both programs, subcommands, options."""
+    words = {
+        "frd st": "status",
+        "frd findings --si": "--since",
+        "frd findings cl": "close",
+        "frd completion ''": "bash zsh fish",
+        "frd-agent ex": "exec",
+    }
+    assert dict(zip(words, completed(*words), strict=True)) == words
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -76,8 +76,9 @@ def test_arguments_are_in_the_page(door: object) -> None:
 def test_all_that_is_public_is_in_the_page() -> None:
     """A new function of `frd` needs a place in the page."""
     functions = [name for name, what in vars(frd).items() if inspect.isfunction(what)]
-    assert functions == ["load", "load_memory"]
-    assert all(f"`frd.{name}`" in TEXT for name in functions)
+    assert functions == ["__dir__", "load", "load_memory"]
+    assert dir(frd) == ["__version__", *functions[1:]]
+    assert all(f"`frd.{name}`" in TEXT for name in functions[1:])
 
 
 def test_examples_run(

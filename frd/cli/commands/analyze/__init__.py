@@ -46,7 +46,7 @@ from frd.usage import examples
 @click.option(
     "--scheduler",
     metavar="ADDRESS",
-    help="With --traces: read them on this Dask cluster. Default: processes of this machine.",
+    help="With --traces: read them on this Dask cluster.  [default: processes of this machine]",
 )
 @click.option(
     "--memory",
@@ -58,13 +58,13 @@ from frd.usage import examples
     metavar="SECONDS",
     type=click.FloatRange(min=0),
     callback=check_seconds,
-    help="With --memory: how far off each host's clock may be. By default 1.",
+    help="With --memory: how far off each host's clock may be.  [default: 1]",
 )
 @click.option(
     "--min-rise",
     metavar="BYTES",
     callback=parse_size,
-    help="With --memory: what is smaller is not a rise. By default 64MiB.",
+    help="With --memory: what is smaller is not a rise.  [default: 64MiB]",
 )
 @click.option(
     "--warmup",
@@ -114,8 +114,8 @@ from frd.usage import examples
     type=click.FloatRange(min=0),
     callback=check_seconds,
     metavar="SECONDS",
-    help="How long an op must have waited when dumped to be a hang. Default: the threshold of the "
-    "service that took the dumps, else 10.",
+    help="How long an op must have waited when dumped to be a hang.  [default: the threshold of "
+    "the service that took the dumps, else 10]",
 )
 @click.option("--transform-ft", is_flag=True, help="The dumps are those of torchft replicas.")
 @click.option(

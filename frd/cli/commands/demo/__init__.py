@@ -91,7 +91,7 @@ def command(
         if as_json:
             print_json(_json(stage, outcome) | ({"page": f"{outcome.url}/"} if keep else {}))
         else:
-            _print_outcome(console(), outcome)
+            _print_outcome(console(), outcome, runs_on=keep)
         if keep:
             wait_for_end(lambda: _print_pages(notes if as_json else console(), outcome))
     if outcome.problems:
@@ -119,6 +119,8 @@ def _print_pages(screen: Console, outcome: Outcome) -> None:
     screen.print(f"page: {outcome.url}/", style="bold", highlight=False, soft_wrap=True)
     for page in pages:
         screen.print(f"finding: {page}", style="bold", highlight=False, soft_wrap=True)
+    address = outcome.url.partition("://")[2]
+    screen.print(f"commands: export FRD_HTTP={address}", highlight=False, soft_wrap=True)
     screen.print("service, agent and job run until Ctrl-C", highlight=False)
 
 
@@ -156,16 +158,19 @@ def _picture(scenario: Scenario, scene: Scene) -> RenderableType:
         parts.append(ranks_table(scene.job["ranks"], {}))
         if scenario.expected is not None and scenario.expected.reason == "memory":
             parts.append(memory_table(scene.job["memory"]))
-    parts += [finding_panel(finding) for finding in scene.findings]
+    parts += [finding_panel(finding, is_live=True) for finding in scene.findings]
     if scene.page:
         parts.append(Text(f"page: {scene.page}"))
     parts.append(Text(f"{scene.passed_s:5.1f} s  {scene.doing}", style="dim"))
     return Group(*parts)
 
 
-def _print_outcome(console: Console, outcome: Outcome) -> None:
+def _print_outcome(console: Console, outcome: Outcome, *, runs_on: bool) -> None:
+    """Without commands for a service and ranks that are gone when a person could type them."""
     for finding in outcome.findings:
-        console.print(finding_panel(finding))
+        steps = [{"text": step["text"]} for step in finding.get("do_now", ())]
+        shown = finding if runs_on else {**finding, "do_now": steps, "dump": None}
+        console.print(finding_panel(shown))
     if not outcome.findings:
         console.print("no findings")
     if (takeover := outcome.takeover) is not None:

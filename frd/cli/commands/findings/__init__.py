@@ -7,15 +7,13 @@ watches.
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 import msgspec
 from click.core import ParameterSource
-from rich.console import RenderableType
+from click.shell_completion import CompletionItem
 from rich.text import Text
 
 from frd.cli import BLIND, FINDINGS_PRESENT
@@ -23,11 +21,19 @@ from frd.cli.client import Client, unknown_job
 from frd.cli.commands.findings.export import export
 from frd.cli.commands.findings.one import close, show
 from frd.cli.commands.findings.people import ack, assign, note, silence
-from frd.cli.options import console, json_option, print_json, service_options, since_option
+from frd.cli.completion import finding_ids, job_names
+from frd.cli.options import console, output_option, print_json, service_options, since_option
+from frd.cli.screens import live
 from frd.cli.screens.finding_panel import finding_panel
-from frd.cli.screens.live import EVERY_S, Picture, watch
-from frd.cli.screens.watching import last_lines, silent_replicas
-from frd.errors import ServiceUnavailable
+from frd.cli.screens.live import Picture
+from frd.cli.screens.records import (
+    FINDING,
+    FINDING_WIDE,
+    finding_record,
+    print_notes,
+    print_records,
+)
+from frd.cli.screens.watching import last_lines, service_time, silent_replicas
 from frd.usage import examples
 
 _Query = Mapping[str, str | None]
@@ -35,6 +41,10 @@ _Query = Mapping[str, str | None]
 
 class _Findings(click.Group):
     """A word that is no subcommand is the id of a finding: ``frd findings ID`` shows it."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        ids = [] if incomplete.startswith("-") else finding_ids(ctx, None, incomplete)
+        return [*super().shell_complete(ctx, incomplete), *map(CompletionItem, ids)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         parser = self.make_parser(ctx)
@@ -57,16 +67,17 @@ class _Findings(click.Group):
     epilog=examples(
         "frd findings                    # open findings; exit code 3 if there are any",
         "frd findings --watch            # the same, redrawn every second",
+        "frd findings -o name            # ids only",
         "frd findings --since 12h        # what was open in the last 12 hours",
         "frd findings 5f0c6a2e91d3b784   # one finding: evidence, stacks, history",
         'frd findings close 5f0c6a2e --because "the file server was restarted"',
     ),
 )
-@click.option("--job", metavar="J", help="Only findings of this job.")
+@click.option("--job", metavar="J", shell_complete=job_names, help="Only findings of this job.")
 @click.option("--all", "closed_too", is_flag=True, help="Closed findings as well.")
 @since_option
-@click.option("--watch", is_flag=True, help="Redraw every second until interrupted.")
-@json_option
+@click.option("--watch", is_flag=True, help="Redraw every second; in a pipe, print what is new.")
+@output_option
 @service_options
 @click.pass_context
 def command(
@@ -76,17 +87,18 @@ def command(
     closed_too: bool,
     since: str | None,
     watch: bool,
-    as_json: bool,
+    form: str,
 ) -> int:
-    """List open findings, and what frd watches.
+    """List open findings, and what frd watches. With an ID, show that finding.
 
-    The newest finding is last on a terminal, first in a pipe. With an ID, show that finding.
+    The newest finding is last on a terminal. In a pipe it is first, each finding is one line of
+    columns separated by tabs, and what frd watches goes to stderr. With --watch it prints a finding
+    whenever people learn more of it: opened, another suspect, critical, acknowledged, closed.
 
     Findings that were closed by hand are listed until their trouble is over.
 
     Exit code 3 when there are findings, 4 when there are no findings but frd is blind: a job, rank
-    or agent is not watched, as the output says. With --watch, --json prints each finding as one
-    line whenever it changes.
+    or agent is not watched, as the output says.
     """
     if context.invoked_subcommand is not None:
         _refuse_options(context)
@@ -98,14 +110,18 @@ def command(
     )  # with --watch, a wrong address is an error, a later restart is not
     if job is not None and not answer["findings"] and not _blind(answer):
         _require_job(client, job)
-    if watch:
-        return _watch(client, query, as_json)
-    if as_json:
+    if watch and form == "drawn":
+        live.watch(console(), lambda: _picture(_ask(client, query), is_live=True))
+    elif watch:
+        _follow(client, query, form)
+    elif form == "json":
         print_json(answer)
+    elif form == "drawn":
+        console().print(_picture(answer))
     else:
-        screen = console()
-        screen.print(_picture(answer, newest_last=screen.is_terminal))
-    return _exit_code(answer)
+        _print_records(form, answer["findings"], answer)
+        print_notes(_last(answer))
+    return 0 if watch else _exit_code(answer)
 
 
 command.add_command(show)
@@ -154,61 +170,59 @@ def _require_job(client: Client, job: str) -> None:
         raise unknown_job(job, known, silent=silent_replicas(answer))
 
 
-def _picture(answer: Mapping[str, Any], *, newest_last: bool) -> Picture:
+def _picture(answer: Mapping[str, Any], *, is_live: bool = False) -> Picture:
     """The service gives the newest first."""
-    found = answer["findings"]
-    body = [finding_panel(one) for one in (reversed(found) if newest_last else found)]
+    body = [finding_panel(one, is_live=is_live) for one in reversed(answer["findings"])]
+    return Picture(body, _last(answer), keep_end=True)
+
+
+def _last(answer: Mapping[str, Any]) -> Sequence[Text]:
     last = list(last_lines(answer))
-    if not found and _blind(answer):
-        last.insert(0, Text("no findings, but frd does not see everything", style="yellow"))
-    elif not found and silent_replicas(answer):
-        last.insert(0, Text("no findings of the replicas that answered", style="yellow"))
-    elif not found:
-        last.insert(0, Text("no findings", style="green"))
-    return Picture(body, last, keep_end=newest_last)
+    if answer["findings"]:
+        return last
+    if _blind(answer):
+        return [Text("no findings, but frd does not see everything", style="yellow"), *last]
+    if silent_replicas(answer):
+        return [Text("no findings of the replicas that answered", style="yellow"), *last]
+    return [Text("no findings", style="green"), *last]
 
 
-def _watch(client: Client, query: _Query, as_json: bool) -> int:
-    screen = console()
-    if screen.is_terminal and not as_json:
-        watch(screen, lambda: _picture(_ask(client, query), newest_last=True))
-        return 0
-    with contextlib.suppress(KeyboardInterrupt):
-        _follow(client, query, as_json)
-    return 0
+def _print_records(
+    form: str, found: Sequence[Mapping[str, Any]], answer: Mapping[str, Any]
+) -> None:
+    now = service_time(answer)
+    print_records(form, FINDING, FINDING_WIDE, [finding_record(one, now) for one in found])
 
 
-def _follow(client: Client, query: _Query, as_json: bool) -> None:
-    """For a pipe: print each finding that is new or has changed, and what is watched whenever frd
-    becomes blind or sees everything again, or a replica is silent or answers again."""
+def _follow(client: Client, query: _Query, form: str) -> None:
+    """For a pipe: print each finding when people would learn something of it, and what is watched
+    whenever frd becomes blind or sees everything again, or a replica is silent or answers again."""
+    is_json = form == "json"
+    shown: dict[str, object] = {"": ([], [])} if is_json else {}
 
-    def show(value: object, *drawn: RenderableType) -> None:
-        if as_json:
-            click.echo(msgspec.json.encode(value).decode("utf-8"))
-        else:
-            console().print(*drawn, sep="\n")
-
-    shown: dict[str, Mapping[str, Any]] = {}
-    seen: tuple[Sequence[str], Sequence[str]] | None = ([], []) if as_json else None
-    silent = False
-    while True:
-        try:
-            answer = _ask(client, {**query, "state": None})
-            silent = False
-        except ServiceUnavailable as error:
-            if not silent:
-                click.echo(f"frd: warning: {error}", err=True)
-            silent = True
-            time.sleep(EVERY_S)
-            continue
+    def show(answer: Mapping[str, Any]) -> None:
         for finding in reversed(answer["findings"]):
             lasts = finding["state"] == "open" or finding.get("goes_on")
-            is_news = lasts or finding["id"] in shown or query["state"] is None
-            if is_news and shown.get(finding["id"]) != finding:
-                shown[finding["id"]] = finding
-                show(finding, finding_panel(finding))
-        if (now := (list(_blind(answer)), silent_replicas(answer))) != seen:
-            seen = now
-            keys = ("watching", "incomplete")
-            show({key: answer[key] for key in keys if key in answer}, *last_lines(answer))
-        time.sleep(EVERY_S)
+            is_wanted = lasts or finding["id"] in shown or query["state"] is None
+            if is_wanted and live.is_news(shown, finding["id"], _news(finding)):
+                if is_json:
+                    click.echo(msgspec.json.encode(finding).decode("utf-8"))
+                else:
+                    _print_records(form, [finding], answer)
+        if live.is_news(shown, "", (list(_blind(answer)), silent_replicas(answer))):
+            if is_json:
+                keys = ("watching", "incomplete")
+                value = {key: answer[key] for key in keys if key in answer}
+                click.echo(msgspec.json.encode(value).decode("utf-8"))
+            else:
+                print_notes(last_lines(answer))
+
+    live.follow(lambda: _ask(client, {**query, "state": None}), show)
+
+
+def _news(finding: Mapping[str, Any]) -> object:
+    """What of a finding people want to know when it changes: not how long it has lasted."""
+    suspects = [(one["rank"], one["reason"], one["confidence"]) for one in finding["suspects"]]
+    keys = ("state", "goes_on", "severity", "headline", "close_reason", "ended_by")
+    said = ("acknowledged_by", "assigned_to", "notes", "silenced_until")
+    return suspects, [finding.get(key) for key in (*keys, *said)]

@@ -18,6 +18,7 @@ from typing import IO, Any
 import click
 
 from frd.cli.client import Client
+from frd.cli.completion import job_names
 from frd.cli.options import FILE, service_options, when
 from frd.forms import csv_cell, fold_ranks
 from frd.store.new_path import check_new, new_path
@@ -38,7 +39,7 @@ _COLUMNS = (
         "frd findings export --job train --since 2026-11-20 --until 2026-11-21",
     ),
 )
-@click.option("--job", metavar="J", help="Only findings of this job.")
+@click.option("--job", metavar="J", shell_complete=job_names, help="Only findings of this job.")
 @click.option(
     "--since",
     metavar="WHEN",
@@ -58,7 +59,6 @@ _COLUMNS = (
     "-o",
     "--output",
     type=FILE,
-    metavar="FILE",
     help="The file to create; an existing one is an error.",
 )
 @service_options

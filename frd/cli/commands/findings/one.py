@@ -8,15 +8,17 @@ from typing import Any
 from urllib.parse import quote
 
 import click
+from click import Group
 
 from frd.address import finding_page
 from frd.cli import FINDINGS_PRESENT
 from frd.cli.client import Client
+from frd.cli.completion import finding_ids
 from frd.cli.options import console, json_option, print_json, service_options
 from frd.cli.screens.finding_panel import finding_panel
 from frd.cli.screens.watching import incomplete_text, silent_replicas
-from frd.errors import FrdError, ServiceUnavailable
-from frd.usage import examples, plain
+from frd.errors import FrdError, UnknownThing
+from frd.usage import examples, guess, plain
 
 _LEAST_PREFIX = 4
 _MOST_CHARS = 100
@@ -33,7 +35,7 @@ _SEARCHED = "10000"
         "frd findings 5f0c --log          # the end of the suspects' stderr",
     ),
 )
-@click.argument("finding", metavar="ID")
+@click.argument("finding", metavar="ID", shell_complete=finding_ids)
 @click.option(
     "--log", "log_only", is_flag=True, help="Only what the suspects logged last, when it opened."
 )
@@ -48,7 +50,7 @@ def show(client: Client, finding: str, log_only: bool, as_json: bool) -> int:
     Exit code 3 while it is open, or goes on after it was closed by hand, else 0.
     """
     found = find(client, finding)
-    logs = client.get(f"/api/v1/findings/{quote(found['id'], safe='')}/log") if log_only else None
+    logs = client.get(finding_path(found, "log")) if log_only else None
     if as_json:
         print_json(found if logs is None else logs)
     elif logs is not None:
@@ -69,7 +71,7 @@ def show(client: Client, finding: str, log_only: bool, as_json: bool) -> int:
     "close",
     epilog=examples('frd findings close 5f0c6a2e91d3b784 --because "checkpoint to a slow disk"'),
 )
-@click.argument("finding", metavar="ID")
+@click.argument("finding", metavar="ID", shell_complete=finding_ids)
 @click.option("--because", metavar="TEXT", required=True, help="Why; stored with the finding.")
 @json_option
 @service_options
@@ -108,19 +110,21 @@ def find(client: Client, name: str) -> Any:
         FrdError: no finding, or several.
     """
     try:
-        return client.get(f"/api/v1/findings/{quote(name, safe='')}")
-    except ServiceUnavailable:
-        raise
-    except FrdError:
-        if len(name) < _LEAST_PREFIX:
-            raise
+        return client.get(finding_path({"id": name}))
+    except UnknownThing:
         answer = client.get("/api/v1/findings", {"limit": _SEARCHED})
-        fits = [one for one in answer["findings"] if one["id"].startswith(name)]
-        if silent := silent_replicas(answer):
-            click.echo(f"frd: warning: {incomplete_text(silent)}", err=True)
-        if not fits:
-            raise
+    ids = [one["id"] for one in answer["findings"]]
+    fits = [one for one in answer["findings"] if one["id"].startswith(name)]
+    if silent := silent_replicas(answer):
+        click.echo(f"frd: warning: {incomplete_text(silent)}", err=True)
+    if not fits or len(name) < _LEAST_PREFIX:
+        parent = click.get_current_context().parent
+        commands = parent.command.commands if parent and isinstance(parent.command, Group) else ()
+        like = guess(name, [*ids, *commands])
+        raise UnknownThing(f"finding: {name!r}: unknown{like}: list them with `frd findings --all`")
     if len(fits) > 1:
-        ids = ", ".join(one["id"] for one in fits[:5])
-        raise FrdError(f"finding: {name!r}: {len(fits)} ids begin with it: write more of it: {ids}")
+        first = ", ".join(one["id"] for one in fits[:5])
+        raise FrdError(
+            f"finding: {name!r}: {len(fits)} ids begin with it: write more of it: {first}"
+        )
     return fits[0]

@@ -1,0 +1,71 @@
+"""Findings and jobs as records, for pipes and ``-o wide``: one line each.
+
+In a pipe, tabs separate the columns and nothing is cut or wrapped, for ``cut``, ``grep`` and
+``awk``. On a terminal the columns are aligned below their names. What is unknown is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import click
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.text import Text
+
+from frd.cli.screens.watching import age_text
+from frd.forms import duration_text, fold_ranks
+from frd.usage import plain
+
+FINDING = ("id", "kind", "state", "severity", "age", "job", "suspects", "headline")
+FINDING_WIDE = ("nodes", "effect", "acknowledged by", "assigned to", "silenced until")
+JOB = ("job", "state", "attempt", "ranks", "findings", "heard", "failure")
+JOB_WIDE = ("size", "agents")
+
+
+def print_records(
+    form: str, columns: Sequence[str], wide: Sequence[str], rows: Iterable[Sequence[str]]
+) -> None:
+    """The first column in the form ``name``, all in ``wide``, otherwise `columns`."""
+    header = (*columns, *wide)[: {"name": 1, "lines": len(columns)}.get(form)]
+    clean = [[plain(cell) for cell in row[: len(header)]] for row in rows]
+    if form == "wide" and Console().is_terminal:
+        clean = [[*header], *clean]
+        widths = [max(map(cell_len, column)) for column in zip(*clean, strict=True)]
+        lines = [map(set_cell_size, row, widths) for row in clean]
+        text = "\n".join("  ".join(line).rstrip() for line in lines)
+    else:
+        text = "\n".join(map("\t".join, clean))
+    click.echo(text, nl=bool(clean))
+
+
+def print_notes(lines: Iterable[Text]) -> None:
+    """What is no record goes to stderr."""
+    for line in lines:
+        Console(stderr=True, highlight=False).print(line, soft_wrap=True)
+
+
+def finding_record(finding: Mapping[str, Any], now: datetime) -> Sequence[str]:
+    """The columns `FINDING` and `FINDING_WIDE`."""
+    suspects = finding["suspects"]
+    ranks = fold_ranks(suspect["rank"] for suspect in suspects)
+    nodes = ",".join(dict.fromkeys(suspect["node"] for suspect in suspects))
+    age = duration_text((now - datetime.fromisoformat(finding["opened_at"])).total_seconds())
+    state = "goes on" if finding.get("goes_on") else finding["state"]
+    headline = finding.get("headline") or finding["summary"]
+    first = (finding["id"], finding["kind"], state, finding.get("severity", ""), age)
+    said = (finding.get(key.replace(" ", "_"), "") for key in FINDING_WIDE[1:])
+    return (*first, finding["job"], ranks, headline, nodes, *said)
+
+
+def job_record(line: Mapping[str, Any]) -> Sequence[str]:
+    """Of `/api/v1/jobs`: the columns `JOB` and `JOB_WIDE`."""
+    state = line.get("state") or ("ended" if line["ended"] else "running")
+    ranks = ", ".join(f"{count} {state}" for state, count in line["ranks"].items())
+    heard = "" if line.get("last_heard_s") is None else age_text(line["last_heard_s"])
+    failure = (line.get("failure") or {}).get("text", "")
+    first = (line["job"], state, str(line["attempt"]), ranks, str(line["open_findings"]))
+    size = line["world_size"] or sum(line["ranks"].values())
+    return (*first, heard, failure, str(size), str(line.get("agents", "")))
