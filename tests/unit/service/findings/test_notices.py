@@ -277,11 +277,16 @@ def test_what_another_process_has_sent(finding: Finding) -> None:
 
 
 def test_a_cell_that_goes_to_another_replica(scene: Scene, receiver: Receiver) -> None:
-    """This process owes nothing of its findings any more, and sends nothing."""
+    """This process owes nothing of its findings any more, and sends nothing: of one that waits for
+    an answer, and of one that is not stored yet."""
     scene.hold()
     scene.hang()
     finding = scene.published[-1].finding
-    scene.notifier.forget([finding])
+    unstored = replace(finding, id="f2")
+    scene.notifier.prepare([FindingEvent(Change.OPENED, unstored)])
+    scene.notifier.look()
+    assert len(scene.notifier.owed()) == 2
+    scene.notifier.forget([finding, unstored])
     scene.send([FindingEvent(Change.UPDATED, replace(finding, severity=Severity.CRITICAL))])
     scene.send([FindingEvent(Change.CLOSED, finding)])
     scene.notifier.close()
