@@ -6,9 +6,12 @@ Pure text: nothing here resolves a name or opens a socket.
 from __future__ import annotations
 
 import ipaddress
+from typing import Final
 from urllib.parse import quote
 
 from frd.errors import ConfigError
+
+ALL_ADDRESSES: Final = ("0.0.0.0", "::")
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -64,3 +67,8 @@ def is_loopback(host: str) -> bool:
 def finding_page(base: str, finding_id: str) -> str:
     """The page of a finding, for a browser; `base` is the service's URL, without a slash."""
     return f"{base}/findings/{quote(finding_id, safe='')}"
+
+
+def silence_url(alertmanager: str, finding_id: str) -> str:
+    """Alertmanager's form for a silence of all alerts of a finding, filled in."""
+    return f"{alertmanager}/#/silences/new?filter=%7Bfinding%3D%22{quote(finding_id)}%22%7D"

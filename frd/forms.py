@@ -6,6 +6,7 @@ reports.
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -41,6 +42,11 @@ REASONS: Final = {
 _FORMULA: Final = (*"=+-@\t\r\n\uff1d\uff0b\uff0d\uff20",)
 """First characters of a cell that a spreadsheet executes, or strips before it executes the rest."""
 _ABSURD: Final = 1 << 62
+_LOG_LINES: Final = 20
+_LOG_LINE: Final = 500
+"""Characters."""
+_ESCAPE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
+"""What a terminal does not show: colours, titles."""
 _OF_RANKS: Final = ("rank", "ranks", "victims")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST: Final = timedelta(days=100_000)
@@ -121,10 +127,10 @@ def span_text(ns: int) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """A duration for people: ``0.4 s``, ``34 s``, ``3 min``, ``2 h 5 min``, ``3 d 4 h``."""
+    """A duration for people: ``0.4 s``, ``62 s``, ``3 min``, ``2 h 5 min``, ``3 d 4 h``."""
     if seconds < 9.95:
         return f"{max(0.0, seconds):.1f} s"
-    if seconds < 59.5:
+    if seconds < 99.5:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     if minutes < 60:
@@ -183,6 +189,16 @@ def folded(suspects: Iterable[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         many = len(alike) > 1
         who = f"ranks {fold_ranks(s['rank'] for s in alike)}" if many else names[0]
         yield who, {f"{name}: " * many: one for name, one in zip(names, alike, strict=True)}
+
+
+def log_lines(text: str) -> list[str]:
+    """The last lines of a log as a terminal shows them, without colours and control characters: of
+    a progress bar, its last state. Lines that are clean already stay as they are."""
+    lines = []
+    for line in _ESCAPE.sub("", text).rstrip().split("\n")[-_LOG_LINES:]:
+        shown = line.rstrip("\r").rpartition("\r")[2].expandtabs()[:_LOG_LINE]
+        lines.append("".join(c for c in shown if c.isprintable()))
+    return lines if lines != [""] else []
 
 
 def unfold_ranks(text: str) -> tuple[int, ...]:

@@ -788,7 +788,7 @@ class Finding:
     """Oldest first."""
     silenced_until_at: AlignedNs | None = None
     """Messages and alerts rest until then, because of a silence of this finding, its job or the
-    node of a suspect."""
+    nodes of all its suspects."""
     silenced_by: str = ""
 
     @property

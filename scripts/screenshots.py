@@ -2,8 +2,9 @@
 
 A real service and a real agent watch jobs of the demo, with real ranks where torch is installed:
 one rank is stuck in its data loader, the memory of another one rises, a third comes late to each
-step, and two jobs are over. Every page is taken at two widths, in light and dark, with few colours
-so that the files are small. Run as `python -m scripts.screenshots` in the root of the repository.
+step, and two jobs are over. Then come the first screens of five incidents, each in a service that
+watches nothing else. Every page is taken at two widths, in light and dark, with few colours so that
+the files are small. Run as `python -m scripts.screenshots` in the root of the repository.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ NOW: Final = (("straggler", "vision-ft"), ("memory", "rl-rollout"), ("missing_ra
 RISES_BYTES: Final = 270 << 20
 """More than a rank takes when it starts, less than the rise of the scenario `memory`."""
 KINDS: Final = {"straggler", "memory_spike", "stall"}
+INCIDENTS: Final = ("starved", "killed", "wrong_order", "memory", "healthy")
+"""Scenarios: a stuck loader, SIGKILL, crossed groups, a leak, and Ctrl-C of a healthy job."""
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
@@ -120,6 +123,33 @@ def take(browser: Browser, address: str, ids: Mapping[str, str], folder: Path) -
         "job": "/jobs/llm-7b",
         "history": "/history",
     }
+    shoot(browser, address, pages, folder, full_page=True)
+
+
+def incident(browser: Browser, scenario: str, folder: Path) -> None:
+    """The first screens of the overview, and of the finding if there is one."""
+    with Stage(SCENARIOS[scenario], 3, STALL_AFTER_S) as stage:
+        service = stage.start_service()
+        stage.start_agent(service)
+        stage.start_job()
+        client, pages = Client(service.http), {f"{scenario}-overview": "/"}
+        until(lambda: any(one["agents"] for one in client.get("/api/v1/jobs")["jobs"]), "a job")
+        time.sleep(5.0)  # it trains
+        stage.inject()
+        if scenario == "healthy":
+            for rank in stage.ranks:
+                os.killpg(rank.pid, signal.SIGINT)
+            until(lambda: client.get("/api/v1/jobs")["jobs"][0]["ended"], "its end")
+        else:
+            opened = until(lambda: client.get("/api/v1/findings")["findings"], f"{scenario}: one")
+            pages[f"{scenario}-finding"] = f"/findings/{opened[0]['id']}"
+        time.sleep(4.0)  # stacks, and the rate of collectives
+        shoot(browser, service.http, pages, folder, full_page=False)
+
+
+def shoot(
+    browser: Browser, address: str, pages: Mapping[str, str], folder: Path, *, full_page: bool
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for width in WIDTHS:
         for scheme in SCHEMES:
@@ -131,7 +161,7 @@ def take(browser: Browser, address: str, ids: Mapping[str, str], folder: Path) -
                 page.goto(f"http://{address}{path}")
                 settle(page)
                 path_of = folder / f"web-{name}-{width}-{scheme}.png"
-                path_of.write_bytes(small(page.screenshot(full_page=True)))
+                path_of.write_bytes(small(page.screenshot(full_page=full_page)))
             context.close()
 
 
@@ -179,6 +209,9 @@ def main() -> None:
         scene.past()
         ids = scene.present()
         take(browser, scene.address, ids, folder)
+    with chromium("--force-color-profile=srgb") as browser:
+        for scenario in INCIDENTS:
+            incident(browser, scenario, folder)
     total = sum(path.stat().st_size for path in folder.glob("web-*.png"))
     print(f"screenshots: {folder}: {total / 1e6:.2f} MB")
 

@@ -19,12 +19,14 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Final
 
+from frd.address import ALL_ADDRESSES, is_loopback, join_address, split_address
 from frd.errors import FrdError
 from frd.logs import READY, STOPPING
 from frd.model import EntryColumns, NodeRawNs
 from frd.version import __version__
 from frd.wire.messages import MAX_UNREADABLE, PROTOCOL, Hello, Request, Unreadable
 from frd_agent import tap
+from frd_agent.addresses.read import Addresses
 from frd_agent.config import LIVE_KEYS, Config
 from frd_agent.counters import Counters
 from frd_agent.inspection.inspector import Inspector
@@ -86,6 +88,7 @@ class Agent:
             time=self._time,
             policy=PollPolicy(fill=config.ring_fill),
             dumping=asyncio.Semaphore(_CONCURRENT_DUMPS),
+            addresses=Addresses(config.log_path),
         )
         me = Holder(os.getpid(), self._node, config.service, time.time(), __version__)
         self._lock = RunLock(config.run_dir, me)
@@ -105,6 +108,8 @@ class Agent:
         self._inspector = Inspector(self._stats, self._time)
         self._ras = RasClient(self._stats.ras) if config.ras else None
         self._memory: MemoryWatch | None = None
+        self._metrics = ""
+        """Where other machines reach /metrics."""
         self._asked_at_s: float | None = None
         """When the agent was asked to stop."""
         self._stop = asyncio.Event()
@@ -206,6 +211,10 @@ class Agent:
             stack.enter_context(metrics_server(self._config.metrics, collector))
         except FrdError as error:
             log.warning("%s", error)
+            return
+        host, port = split_address(self._config.metrics)
+        if port and not is_loopback(host):
+            self._metrics = join_address(self._node if host in ALL_ADDRESSES else host, port)
 
     async def _take_lock(self) -> None:
         """Wait while another agent, which may be about to end, watches the directory.
@@ -329,6 +338,7 @@ class Agent:
             session=self._session,
             sent_at_ns=real_ns,
             sent_raw_ns=raw_ns,
+            metrics=self._metrics,
         )
 
     def _in_flight(self, job: str) -> Iterator[EntryColumns]:

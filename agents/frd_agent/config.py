@@ -31,6 +31,9 @@ LIVE_KEYS = (
 """Keys that a running agent applies after SIGHUP."""
 _SERVICE_LINK = re.compile(rf"{_PREFIX}(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\w+)?)")
 
+_LOG_FIELDS = "job, rank, local_rank, node"
+_LOG_PATH = re.compile(rf"/([^{{}}\0]|{{({_LOG_FIELDS.replace(', ', '|')})}})*")
+
 _Absolute = Annotated[Path, AfterValidator(lambda path: Path(os.path.abspath(path)))]
 """One path for the check of its parts and for every use."""
 
@@ -78,6 +81,9 @@ class Config(Settings):
     """Samples of memory kept for a service that is out of reach; jobs share them equally."""
     ring_fill: Annotated[float, Field(gt=0, lt=1)] = 0.6
     """Share of a recorder's ring that may be new before it is read."""
+    log_path: Annotated[str, Field(max_length=1024)] = ""
+    """Where ranks log, if not to the file that is their stderr: ``/logs/{job}/{rank}.err``. May
+    have job, rank, local_rank and node in braces."""
     ras: bool = True
     """Ask NCCL's RAS service on this machine for a second opinion when the service wants one."""
     outlive_ranks_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
@@ -136,6 +142,13 @@ class Config(Settings):
             )
         tls = {"tls": True} if "https" in schemes else {}
         return {**given, "service": ",".join(addresses), **tls}
+
+    @field_validator("log_path")
+    @classmethod
+    def _is_path(cls, value: str) -> str:
+        if value and not _LOG_PATH.fullmatch(value):
+            raise ValueError(f"{value}: write an absolute path; in braces {_LOG_FIELDS}")
+        return value
 
     @field_validator("service")
     @classmethod

@@ -83,6 +83,7 @@ def environment(
     timing: bool = False,
     job: str | None = None,
     allow_ptrace: bool = False,
+    make: bool = True,
 ) -> dict[str, str]:
     """The command's environment; makes the run directory, for torch makes none for its dumps.
 
@@ -101,6 +102,8 @@ def environment(
     if allow_ptrace:
         env[tap.ALLOW_PTRACE] = "1"
     _set_both(env, _RING, str(RING_ENTRIES))
+    if not make:
+        return env
     dumps = os.path.join(directory, "dumps")
     without = "being watched"
     try:

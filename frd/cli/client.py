@@ -22,6 +22,7 @@ import msgspec
 
 from frd.address import split_address
 from frd.errors import ConfigError, FrdError, ServiceUnavailable, UnknownThing
+from frd.forms import json_bytes
 from frd.usage import guess
 
 TIMEOUT_S = 10.0
@@ -84,7 +85,11 @@ class Client:
 
     def post(self, path: str, body: object, *, timeout_s: float | None = None) -> Any:
         """Send `body` as JSON; the JSON of the answer."""
-        with self._answer("POST", _target(path), msgspec.json.encode(body), timeout_s) as response:
+        with self._answer("POST", _target(path), json_bytes(body), timeout_s) as response:
+            return self._json(response)
+
+    def delete(self, path: str) -> Any:
+        with self._answer("DELETE", _target(path)) as response:
             return self._json(response)
 
     def text(self, path: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from frd.cluster.findings import FindingStore
 from frd.cluster.lease import Lease
 from frd.cluster.log import FencedLog
+from frd.cluster.registry import Keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,5 +19,7 @@ class Cluster:
     log: Callable[[int], FencedLog]
     """A new owner's, or reader's, access to the log of a cell."""
     findings: FindingStore
+    keys: Keys
+    """Of the registry; not those of replicas and cells."""
     close: Callable[[], Awaitable[None]]
     """Call it last, after `Lease.stop`."""

@@ -1,7 +1,7 @@
 """The registry of a cluster: few small values by key, each changed by compare-and-set.
 
 Keys: ``meta`` (format and number of cells), ``r.<replica>`` (heartbeat of a replica), ``c.<nn>``
-(owner of a cell).
+(owner of a cell), ``silences`` (all silences that people have set).
 """
 
 from __future__ import annotations
@@ -26,17 +26,11 @@ class Entry(NamedTuple):
     """Rises with every change of any key."""
 
 
-class Registry(Protocol):
+class Keys(Protocol):
+    """What is used of a registry where every key is known."""
+
     async def get(self, key: str) -> Entry | None:
         """None if there is no such key. Never an outdated value.
-
-        Raises:
-            RegistryUnavailable: no answer in time.
-        """
-        ...
-
-    async def find(self, prefix: str) -> Mapping[str, Entry]:
-        """All keys that begin with `prefix`, which ends with a dot.
 
         Raises:
             RegistryUnavailable: no answer in time.
@@ -48,6 +42,16 @@ class Registry(Protocol):
 
         Raises:
             Conflict: it has another revision.
+            RegistryUnavailable: no answer in time.
+        """
+        ...
+
+
+class Registry(Keys, Protocol):
+    async def find(self, prefix: str) -> Mapping[str, Entry]:
+        """All keys that begin with `prefix`, which ends with a dot.
+
+        Raises:
             RegistryUnavailable: no answer in time.
         """
         ...

@@ -14,6 +14,7 @@ from frd.config_loader import NOT_SHOWN
 from frd.errors import ConfigError
 
 _MAX_NOTIFY_TARGETS: Final = 16
+_PAGERDUTY: Final = "https://events.pagerduty.com/v2/enqueue"
 _ORIGIN: Final = re.compile(
     r"(?P<origin>https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:(?P<port>[0-9]{1,5}))?)"
     r"(?P<rest>$|[/?#].*)",
@@ -44,7 +45,10 @@ def checked(config: Config) -> Config:
         update={
             "data_dir": config.data_dir.expanduser(),
             "notify": _checked_targets(config.notify),
-            "public_url": _checked_public_url(config.public_url),
+            "public_url": _checked_link("public_url", config.public_url, ""),
+            "alertmanager_url": _checked_link(
+                "alertmanager_url", config.alertmanager_url, r"(/[\w.~-]+)*"
+            ),
         }
     )
 
@@ -63,20 +67,21 @@ def _listening(config: Config, key: str, given: str, default_port: int) -> str:
     return address
 
 
-def _checked_public_url(url: str) -> str:
-    """``scheme://host[:port]``, without a slash at the end; empty: not set."""
+def _checked_link(key: str, url: str, path: str) -> str:
+    """``scheme://host[:port]`` and a path of the form `path`, without a slash at the end; empty:
+    not set."""
     if not url:
         return ""
     if "@" in url:
-        raise ConfigError(f"public_url: {NOT_SHOWN}: holds a user name: leave it out")
+        raise ConfigError(f"{key}: {NOT_SHOWN}: holds a user name: leave it out")
     found = _ORIGIN.match(url.strip())
     if found is None or int(found["port"] or 1) not in range(1, 65_536):
-        raise ConfigError(f"public_url: {url!r}: write http:// or https:// and a host")
-    if found["rest"] not in ("", "/"):
-        raise ConfigError(
-            f"public_url: {url!r}: the page needs all paths of its host: write {found['origin']}"
-        )
-    return found["origin"].lower()
+        raise ConfigError(f"{key}: {url!r}: write http:// or https:// and a host")
+    rest = found["rest"].removesuffix("/")
+    if re.fullmatch(path, rest, re.ASCII) is None:
+        why = "has more than a path" if path else "the page needs all paths of its host"
+        raise ConfigError(f"{key}: {url!r}: {why}: write {found['origin']}")
+    return found["origin"].lower() + rest
 
 
 def _check_tls(tls: TlsFiles) -> None:
@@ -123,10 +128,15 @@ def _checked_targets(targets: tuple[NotifyTarget, ...]) -> tuple[NotifyTarget, .
     if len(targets) > _MAX_NOTIFY_TARGETS:
         raise ConfigError(f"notify: {len(targets)} targets: at most {_MAX_NOTIFY_TARGETS}")
     named = tuple(
-        replace(target, name=target.name or str(at)) for at, target in enumerate(targets, start=1)
+        replace(target, name=target.name or str(at), url=_default_url(target))
+        for at, target in enumerate(targets, start=1)
     )
     for at, target in enumerate(named):
-        key = f"notify.{at}"
+        key, is_pagerduty = f"notify.{at}", target.format == "pagerduty"
+        if is_pagerduty and target.routing_key_file is None:
+            raise ConfigError(f"{key}.routing_key_file: not set: format pagerduty needs it")
+        if not is_pagerduty and target.routing_key_file is not None:
+            raise ConfigError(f"{key}.routing_key_file: set: only format pagerduty has one")
         if (target.url != "") == (target.url_file is not None):
             raise ConfigError(f"{key}.url: set either url or url_file")
         if target.url:
@@ -140,6 +150,11 @@ def _checked_targets(targets: tuple[NotifyTarget, ...]) -> tuple[NotifyTarget, .
                 f"{key}.runbook_url: {target.runbook_url!r}: write http:// or https://"
             )
     return named
+
+
+def _default_url(target: NotifyTarget) -> str:
+    is_set = target.url or target.url_file is not None or target.format != "pagerduty"
+    return target.url if is_set else _PAGERDUTY
 
 
 def checked_url(key: str, url: str) -> SplitResult:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import socket
 
-from frd.address import split_address
+from frd.address import ALL_ADDRESSES, split_address
 from frd.config.settings import Config
-
-_ALL_ADDRESSES = ("0.0.0.0", "::")
 
 
 def own_url(config: Config, bound: str = "") -> str:
@@ -35,4 +33,4 @@ def public_url(config: Config, bound: str = "") -> str:
 def reachable(address: str) -> str:
     """The address with the name of this host if it listens on all addresses."""
     host, port = split_address(address)
-    return f"{socket.gethostname()}:{port}" if host in _ALL_ADDRESSES else address
+    return f"{socket.gethostname()}:{port}" if host in ALL_ADDRESSES else address

@@ -119,7 +119,7 @@ class ClusterOptions:
     account may not ask them."""
 
 
-NotifyEvent: TypeAlias = Literal["opened", "critical", "suspect", "closed"]
+NotifyEvent: TypeAlias = Literal["opened", "critical", "suspect", "acknowledged", "closed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +133,10 @@ class NotifyTarget:
     appears in no log, error or output."""
     url_file: Path | None = None
     """A file whose first line is the URL; read again for every message."""
-    format: Literal["json", "slack"] = "json"
-    on: tuple[NotifyEvent, ...] = ("opened", "critical", "suspect", "closed")
+    format: Literal["json", "slack", "teams", "pagerduty"] = "json"
+    routing_key_file: Path | None = None
+    """A file with the integration key of PagerDuty; read again for every message."""
+    on: tuple[NotifyEvent, ...] = ("opened", "critical", "suspect", "acknowledged", "closed")
     min_severity: Literal["warning", "critical"] = "warning"
     headers_file: Path | None = None
     """Request headers, ``Name: value`` a line; read again for every message."""

@@ -59,6 +59,8 @@ class Config(Settings):
     public_url: str = ""
     """Where people open the service, such as ``https://frd.example``: for links in messages of
     ``notify`` and the address of the page in the log; the address of ``http`` when empty."""
+    alertmanager_url: str = ""
+    """Where people open Alertmanager, to link a finding to its form for silences."""
     web: bool = True
     """Serve the page for browsers at ``/``."""
     data_dir: Path = Field(default_factory=_default_data_dir)

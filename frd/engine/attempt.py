@@ -144,6 +144,8 @@ class Attempt:
                 "ranks.rank", "range", f"{info.rank}: the attempt has ranks 0..{limit - 1}"
             )
         known = self._ranks.infos.get(info.rank)
+        if known is not None and self.has_seen(info) and info.address is None:
+            info = replace(info, address=known.address)  # of an agent that found it dead
         self._take(of_rank(info) - (of_rank(known) if known else 0), "ranks.rank")
         self.world_size = world_size
         if not self.has_seen(info):
@@ -572,12 +574,14 @@ class Attempt:
             group_columns=groups.columns,
             skew=collectives.skew.by_op(ops),
             duration=collectives.duration.by_op(ops),
+            transfer=collectives.transfer.by_op(ops),
             untimed=collectives.untimed,
             gap_entries=self.gap_entries,
             memory=self.memory.view(),
             matched=int(self._groups.matched[: self._groups.count].sum()),
             history=AttemptHistory(copies),
             unread=dict(self._ranks.unread),
+            namespace=self._ranks.namespace(),
         )
 
 

@@ -93,9 +93,9 @@ class ClockDetector:
                 node = _node(tick.snapshot(), ranks[0])
                 yield _claim(
                     ranks,
-                    f"the clock of {node} ({text.ranks(ranks)}) is not synchronized, so times "
-                    "of its ranks are not compared with those of other nodes: `frd status` says "
-                    f"why; {_WHAT_TO_DO}",
+                    f"the clock of {node} ({text.ranks(ranks)}) is not synchronized",
+                    "times of its ranks are not compared with those of other nodes: `frd status` "
+                    f"says why; {_WHAT_TO_DO}",
                 )
 
     def _contradictions(self, tick: Tick) -> Iterator[Claim]:
@@ -107,15 +107,16 @@ class ClockDetector:
                 yield _claim(
                     ranks,
                     f"the clocks of {_node(snapshot, early)} and {_node(snapshot, late)} "
-                    f"contradict each other: rank {early} completed a collective "
-                    f"{span_text(-hint.slack_ns)} before rank {late} joined it; one of the two is "
-                    f"wrong: {_WHAT_TO_DO}",
+                    "contradict each other",
+                    f"rank {early} completed a collective {span_text(-hint.slack_ns)} before "
+                    f"rank {late} joined it; one of the two is wrong: {_WHAT_TO_DO}",
                 )
 
 
-def _claim(ranks: _Ranks, summary: str) -> Claim:
+def _claim(ranks: _Ranks, headline: str, effect: str) -> Claim:
     kind = Kind.CLOCK_UNSYNCHRONIZED
-    return Claim(kind, repr(ranks), frozenset({ranks}), unknown=ranks, summary=summary)
+    anchors = frozenset({ranks})
+    return Claim(kind, repr(ranks), anchors, unknown=ranks, headline=headline, effect=effect)
 
 
 def _sharing_clocks(snapshot: Snapshot, ranks: tuple[int, int]) -> _Ranks:

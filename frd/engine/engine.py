@@ -47,6 +47,8 @@ class Outcome:
     """All changes of findings since the last call."""
     questions: list[Question] = field(default_factory=list)
     """What ranks are to be asked, the most urgent first. Each is returned once."""
+    asking: frozenset[str] = frozenset()
+    """Ids of open findings that the answer of a rank that was asked may still improve."""
 
 
 class Engine:
@@ -284,7 +286,8 @@ class Engine:
         self._remember(events)
         self._forget(now)
         questions.sort(key=lambda one: _URGENCY[one.occasion])
-        return Outcome(self._utc_events([*attached, *events]), questions)
+        asking = frozenset(id_ for one in self._evaluations.values() for id_ in one.asking)
+        return Outcome(self._utc_events([*attached, *events]), questions, asking)
 
     def answer(self, answer: Answer, now: AlignedNs) -> Answer | None:
         """What a rank has answered, in any order; events of findings come with the next `advance`.

@@ -208,6 +208,11 @@ class Evaluation:
             is_dismissed=is_dismissed,
         )
 
+    @property
+    def asking(self) -> tuple[str, ...]:
+        """See `Outcome`."""
+        return self._questions.asking if self.attempt is not None else ()
+
     def answer(self, answer: Answer, now: AlignedNs) -> tuple[Evidence | None, Answer | None]:
         """What its finding says because of an answer, and what a replay has to be given."""
         self._questions.answered(answer)

@@ -8,6 +8,7 @@ queue length thresholds for shared-memory packet switches", 1998) with the facto
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import astuple
 from typing import Final
 
 from frd.errors import WireError
@@ -27,7 +28,8 @@ def of_texts(*texts: str) -> int:
 
 def of_rank(info: RankInfo) -> int:
     texts = (info.node, info.boot_id, info.torch_version, *info.backends, *info.devices)
-    return 5 + len(info.backends) + len(info.devices) + of_texts(*texts)
+    address = astuple(info.address)[1:] if info.address is not None else ()
+    return 5 + len(info.backends) + len(info.devices) + of_texts(*texts, *address)
 
 
 def of_signature(signature: Signature) -> int:

@@ -49,7 +49,7 @@ _LASTED: Final = 0.5
 """The part of the time without movement for which each rank must be seen at rest. The other half is
 for what ranks did after they moved last, and for the pause between two rounds of stacks."""
 _MOST_PLACES: Final = 4
-"""Places that the summary lists."""
+"""Places that headline and effect list."""
 _ANCHORS: Final = frozenset({Kind.STANDSTILL})
 _SOON: Final = 0.9
 """From this part of the time on, suspects are inspected: /proc shows what their children do."""
@@ -184,7 +184,8 @@ def _claim(
         suspects=builder.listed(suspects)[: tick.policy.max_suspects],
         named=named,
         victims=tuple(sorted(resting.keys() - named)),
-        summary=f"nothing of the job has moved since {since}: {'; '.join(said)}",
+        headline=said[0],
+        effect="; ".join((f"nothing of the job has moved since {since}", *said[1:])),
     )
 
 

@@ -286,6 +286,8 @@ class AttemptView:
     """Arrival skew in seconds by op."""
     duration: dict[str, Histogram] = field(default_factory=dict)
     """Created to last discovered completion in seconds by op, if the backend records it."""
+    transfer: dict[str, Histogram] = field(default_factory=dict)
+    """The part of `duration` after the last member had joined."""
     untimed: int = 0
     """Collectives that are not in `duration`: a member's recorder does not time their end."""
     gap_entries: int = 0
@@ -304,6 +306,8 @@ class AttemptView:
     """How the job died; None if it did not, or may still start again."""
     unread: Mapping[int, str] = field(default_factory=dict)
     """Why collectives of these ranks cannot be read, as their agents report."""
+    namespace: str = ""
+    """The Kubernetes namespace of most of its ranks; empty: none, or unknown."""
 
     @classmethod
     def forgotten(cls, key: AttemptKey, failure: Failure) -> AttemptView:

@@ -112,9 +112,13 @@ class App:
             max_bytes=config.store.dump_bytes,
         )
         self._notifier = Notifier(
-            config.notify, lambda: public_url(self._config, self.http), has_pages=config.web
+            config.notify,
+            lambda: public_url(self._config, self.http),
+            has_pages=config.web,
+            now=now.utc,
         )
         self._findings.owed = self._notifier.owed
+        self._findings.notified = self._notifier.notified
         self._common = Common(
             config=lambda: self._config,
             now=now,
@@ -129,6 +133,7 @@ class App:
             complete=self._completed,
             dropped=self._notifier.forget,
         )
+        self._notifier.is_asking = self._cells.is_asking
         self._held: Holding | None = None
         self._homes = LateHomes()
         self._ingest = Ingest(
@@ -136,9 +141,9 @@ class App:
         )
         self._timeline_store = TimelineStore(config.data_dir / "timelines.sqlite3")
         self._timelines = Timelines(self._timeline_store, lambda: self._cells.state, now)
-        view = ServiceView(
-            self._cells, self._findings, self._dumps, self._cells, now, self._timelines
-        )
+        of_stores = self._findings, self._dumps, self._cells
+        silences = self._common.silences
+        view = ServiceView(self._cells, *of_stores, now, self._timelines, silences)
         self._peers = _peers(config, view, self._cells) if config.cluster.servers else None
         self._paces = Paces()
         app: ASGIApp = create_app(view, self._peers, self._web())
@@ -162,6 +167,8 @@ class App:
         """Go on with the findings of an earlier process, listen, and evaluate from then on."""
         with contextlib.suppress(StoreError):  # keeping what is owed has the same error
             self._notifier.resume(await asyncio.to_thread(self._findings.outbox))
+            if not self._cells.is_cluster:  # another replica may have sent more since
+                self._notifier.recall(await asyncio.to_thread(self._findings.were_notified))
         of_process = self._common, self._cells, self._findings, self._notifier.take_up
         if self._cells.is_cluster:
             await self._listen()  # other replicas must know the addresses
@@ -229,6 +236,7 @@ class App:
         if self._held is not None:
             self._held.lease.ticked()
         self._cells.refresh()
+        self._notifier.look()
 
     def _sample_pace(self) -> None:
         view = self._cells.state.status_view
@@ -270,7 +278,13 @@ class App:
 
     def _web(self) -> WebOptions:
         config = self._config
-        return WebOptions(self._tokens, config.web, config.public_url, self._admission.refusals)
+        return WebOptions(
+            self._tokens,
+            config.web,
+            config.public_url,
+            self._admission.refusals,
+            config.alertmanager_url,
+        )
 
     # -- publishing ---------------------------------------------------------------------
 

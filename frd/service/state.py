@@ -49,6 +49,8 @@ class NodeView:
     """What its ranks publish and the agent may not read, as text for users."""
     stopped: bool = False
     """The agent was asked to stop, or has said goodbye."""
+    metrics: str = ""
+    """Where its /metrics is, as it says; empty: nowhere, or reachable from its node only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from frd.model import AlignedNs, AttemptKey, Finding, FindingState, Kind
+from frd.service.findings.people import Mark
+from frd.service.findings.silences import Silences
 from frd.service.journal.payloads import Dismissal
 from frd.service.state import CellState, DumpResult, ServiceState
 from frd.service.timelines.timelines import Timelines
@@ -27,6 +29,8 @@ class Published(Protocol):
     def kept_back(self) -> list[Finding]: ...
 
     async def dismiss(self, dismissal: Dismissal) -> Finding | None: ...
+
+    async def mark(self, finding: Finding, mark: Mark) -> Finding: ...
 
 
 class DumpTaker(Protocol):
@@ -47,6 +51,7 @@ class ServiceView:
     dumper: DumpTaker
     now: Callable[[], AlignedNs]
     timelines: Timelines
+    silences: Silences
 
     @property
     def state(self) -> ServiceState:

@@ -92,6 +92,13 @@ class DumpStore:
         with self._lock:
             return list(self._sizes)
 
+    def identity(self, dump_id: str, rank: int) -> bytes | None:
+        """``rank_<rank>.json``; None if there is none."""
+        with self._lock, contextlib.suppress(OSError, KeyError):
+            meta = self.folder / dump_id / f"{self._jobs[dump_id]}.meta"
+            return (meta / f"rank_{rank}{_SUFFIXES[Part.IDENTITY]}").read_bytes()
+        return None
+
     def tar(self, dump_id: str) -> Iterator[bytes] | None:
         """The folder as a tar stream, summary first; None when there is no such dump.
 

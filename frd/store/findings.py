@@ -8,7 +8,8 @@ The learned pauses of a job are a row of another table. They are not synced to t
 losing them costs little.
 
 Messages to webhooks that are not delivered are rows of a third table, the outbox. They are written
-with the finding that caused them, so that a crash loses none.
+with the finding that caused them, so that a crash loses none. A fourth table has, by open finding,
+which messages were made of it. Single values are rows of a fifth table, by key.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ CREATE TABLE pauses (
     """
 CREATE TABLE outbox (target TEXT, key TEXT, since_ns INTEGER, body BLOB, UNIQUE (target, key));
 """,
+    """
+CREATE TABLE kept (key TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE notified (finding TEXT PRIMARY KEY, events TEXT, targets TEXT) WITHOUT ROWID;
+""",
 )
 """The steps from each version of the schema to the next one, beginning with an empty file."""
 SCHEMA_VERSION = len(_STEPS)
@@ -84,6 +89,17 @@ class Owed(NamedTuple):
     body: bytes
 
 
+class Notified(NamedTuple):
+    """Which messages were made of an open finding."""
+
+    finding: str
+    """Its id."""
+    events: tuple[str, ...] = ()
+    """What has happened to it and is no news any more."""
+    targets: tuple[str, ...] = ()
+    """Names of the webhooks that got a message."""
+
+
 class FindingStore:
     """The findings database at `path`, created when absent.
 
@@ -98,6 +114,8 @@ class FindingStore:
         self.path = path
         self.owed: Callable[[], Iterable[Owed]] = lambda: ()
         """Returns what the outbox has after the next change. Any thread calls it."""
+        self.notified: Callable[[], Iterable[Notified]] = lambda: ()
+        """The same of the table `notified`."""
         self._unreadable: set[str] = set()
         """Rows that were logged."""
         self.db = Database(path, "findings database", _STEPS)
@@ -119,8 +137,13 @@ class FindingStore:
         """What an earlier process owed, in the order of storing."""
         return [Owed(*row) for row in self.db.rows(f"SELECT {_OF_OWED} FROM outbox ORDER BY rowid")]
 
+    def were_notified(self) -> list[Notified]:
+        """What an earlier process has made messages of."""
+        rows = self.db.rows("SELECT finding, events, targets FROM notified")
+        return self._readable("notified", rows, _notified)
+
     def keep_owed(self) -> None:
-        """Have the outbox hold what is owed now."""
+        """Have the outbox, and the table `notified`, hold what is so now."""
         with self.db.transaction() as db:
             self._keep_owed(db)
 
@@ -130,6 +153,10 @@ class FindingStore:
         db.executemany("DELETE FROM outbox WHERE target = ? AND key = ?", settled)
         news = [message for message in owed if message[:2] not in stored]
         db.executemany("INSERT INTO outbox VALUES (?, ?, ?, ?)", news)
+        rows = {(one.finding, *map(json.dumps, one[1:])) for one in self.notified()}
+        before = {*db.execute("SELECT * FROM notified")}
+        db.executemany("DELETE FROM notified WHERE finding = ?", [row[:1] for row in before - rows])
+        db.executemany("INSERT INTO notified VALUES (?, ?, ?)", rows - before)
 
     def open_findings(self) -> list[Finding]:
         """All that last, oldest first: a restarted service restores them."""
@@ -205,6 +232,14 @@ class FindingStore:
         rows = self.db.rows("SELECT job, body FROM pauses ORDER BY learned_ns, job")
         return self._readable("pauses", rows, lambda row: JobPauses.decode(row[1]))
 
+    def value(self, key: str) -> bytes | None:
+        rows = self.db.rows("SELECT CAST(body AS BLOB) FROM kept WHERE key = ?", (key,))
+        return rows[0][0] if rows else None
+
+    def keep_value(self, key: str, value: bytes) -> None:
+        with self.db.transaction("FULL") as db:
+            db.execute("INSERT OR REPLACE INTO kept VALUES (?, ?)", (key, value))
+
     def prune(self, *, max_count: int, max_age_s: float, now: AlignedNs) -> int:
         """Delete findings that closed `max_age_s` ago, then the oldest closed ones, beyond
         `max_count`, of the jobs that have most. The engine bounds the number of open findings.
@@ -239,6 +274,12 @@ class FindingStore:
                     why = f"findings database: {self.path}: {name}: {error!r}"
                     log.warning("%s: the row is left out", why[:1000])
         return found
+
+
+def _notified(row: tuple[str, str, str]) -> Notified:
+    finding, *both = row
+    events, targets = (tuple(map(str, json.loads(text))) for text in both)
+    return Notified(finding, events, targets)
 
 
 def _storable(text: str) -> str:

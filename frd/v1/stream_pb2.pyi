@@ -102,7 +102,7 @@ class AgentMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., declare: _Optional[_Union[Declare, _Mapping]] = ..., entries: _Optional[_Union[EntryBatch, _Mapping]] = ..., watermarks: _Optional[_Union[WatermarkBatch, _Mapping]] = ..., channels: _Optional[_Union[ChannelBatch, _Mapping]] = ..., statuses: _Optional[_Union[StatusBatch, _Mapping]] = ..., response: _Optional[_Union[ResponsePart, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., memory: _Optional[_Union[MemoryBatch, _Mapping]] = ..., memory_events: _Optional[_Union[MemoryEventBatch, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "agent_version", "node", "boot_id", "session", "sent_at_ns", "sent_raw_ns")
+    __slots__ = ("protocol", "agent_version", "node", "boot_id", "session", "sent_at_ns", "sent_raw_ns", "metrics")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +110,7 @@ class Hello(_message.Message):
     SESSION_FIELD_NUMBER: _ClassVar[int]
     SENT_AT_NS_FIELD_NUMBER: _ClassVar[int]
     SENT_RAW_NS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     agent_version: str
     node: str
@@ -117,7 +118,8 @@ class Hello(_message.Message):
     session: str
     sent_at_ns: int
     sent_raw_ns: int
-    def __init__(self, protocol: _Optional[int] = ..., agent_version: _Optional[str] = ..., node: _Optional[str] = ..., boot_id: _Optional[str] = ..., session: _Optional[str] = ..., sent_at_ns: _Optional[int] = ..., sent_raw_ns: _Optional[int] = ...) -> None: ...
+    metrics: str
+    def __init__(self, protocol: _Optional[int] = ..., agent_version: _Optional[str] = ..., node: _Optional[str] = ..., boot_id: _Optional[str] = ..., session: _Optional[str] = ..., sent_at_ns: _Optional[int] = ..., sent_raw_ns: _Optional[int] = ..., metrics: _Optional[str] = ...) -> None: ...
 
 class Declare(_message.Message):
     __slots__ = ("attempts", "ranks", "groups", "signatures", "series")

@@ -202,7 +202,9 @@ def _hello(m: pb.Hello) -> Hello:
             "version",
             f"{m.protocol} where this service speaks {known}: install the same release of frd",
         )
-    texts = texts_of("hello", m, "agent_version", required=("node", "boot_id", "session"))
+    texts = texts_of(
+        "hello", m, "agent_version", "metrics", required=("node", "boot_id", "session")
+    )
     check_time("hello.sent_at_ns", m.sent_at_ns)
     check_time("hello.sent_raw_ns", m.sent_raw_ns)
     if m.protocol > 1 and not m.sent_raw_ns:

@@ -80,6 +80,8 @@ class Hello:
     sent_at_ns: NodeNs
     sent_raw_ns: NodeRawNs | None = None
     """The node's raw clock then; None in protocol 1."""
+    metrics: str = ""
+    """HOST:PORT of the agent's /metrics for other machines; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,4 +162,25 @@ def _history() -> list[Panel]:
             nothing="no GPU is known",
             runbook="FrdMemoryFirstCause",
         ),
+        graph(
+            "Incidents by kind",
+            "Findings that opened in the seven days before; and changes of open ones that name a "
+            "rank no more, because a late answer cleared it.",
+            {
+                "{{kind}}": f"sum by (kind) (increase(frd_findings_total{OF}[7d])) > 0",
+                "corrected": "sum(increase(frd_findings_corrected_total[7d]))",
+            },
+            width=12,
+            unit="none",
+            nothing="no finding",
+        ),
+        graph(
+            "Agents by version",
+            "Agents that Prometheus scrapes, by their release of frd.",
+            {"{{version}}": "count by (version) (frd_agent_build_info)"},
+            width=12,
+            unit="none",
+            stacked=True,
+            nothing="no agent is scraped",
+        ),
     ]

@@ -137,8 +137,12 @@ def _service() -> list[Panel]:
     return [
         graph(
             "Entries applied",
-            "Entry rows of the ranks' recorders, per second.",
-            {"entries": "sum(rate(frd_ingest_entries_total[$__rate_interval]))"},
+            "Entry rows of the ranks' recorders, per second; and those that an earlier agent had "
+            "reported already.",
+            {
+                "entries": "sum(rate(frd_ingest_entries_total[$__rate_interval]))",
+                "duplicates": "sum(rate(frd_ingest_duplicate_entries_total[$__rate_interval]))",
+            },
             width=6,
             unit="ops",
         ),
@@ -263,5 +267,47 @@ def _agents() -> list[Panel]:
             },
             width=6,
             unit="s",
+        ),
+        graph(
+            "Silence of the NVIDIA driver",
+            "How long a call of an agent has had no answer, the ten longest. Meanwhile the memory "
+            "of that node's GPUs is not known.",
+            {"{{instance}}": "topk(10, frd_agent_driver_silent_seconds)"},
+            width=6,
+            unit="s",
+            runbook="FrdBlind",
+        ),
+        graph(
+            "Ranks of agents",
+            "Rank processes that agents watch, and suspects that they inspect in /proc.",
+            {"watched": "sum(frd_agent_ranks)", "inspected": "sum(frd_agent_inspected_ranks)"},
+            width=6,
+            unit="none",
+        ),
+        graph(
+            "Streams and clocks of agents",
+            "Streams that agents opened, pings that the service answered, and steps of clocks.",
+            {
+                "streams": "sum(increase(frd_agent_streams_total[$__rate_interval]))",
+                "pings": "sum(increase(frd_agent_clock_pongs_total[$__rate_interval]))",
+                "steps": "sum(increase(frd_agent_clock_steps_total[$__rate_interval]))",
+            },
+            width=6,
+            unit="none",
+            runbook="FrdClockUnsynchronized",
+        ),
+        graph(
+            "Questions of agents",
+            "Dumps requested from ranks and questions to NCCL's RAS service; and files, traces and "
+            "readings of processes that could not be used.",
+            {
+                "dumps: {{why}}": _increase("why", "frd_agent_dumps_total"),
+                "RAS: {{result}}": _increase("result", "frd_agent_ras_questions_total"),
+                "refused files: {{kind}}": _increase("kind", "frd_agent_refused_files_total"),
+                "late readings": _increase("job", "frd_agent_inspection_timeouts_total"),
+                "trace lines": _increase("job", "frd_agent_broken_trace_lines_total"),
+            },
+            width=6,
+            unit="none",
         ),
     ]

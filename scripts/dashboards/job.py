@@ -75,6 +75,7 @@ def _state() -> list[Panel]:
 
 
 def _incident() -> list[Panel]:
+    stall = once("frd_stall_seconds" + _OF, "group")
     return [
         findings(
             "First causes",
@@ -88,9 +89,15 @@ def _incident() -> list[Panel]:
         ),
         graph(
             "Groups that wait",
-            "How long each group has waited for its oldest stalled collective, the ten worst. A "
-            "finding lists all groups that its suspect holds up.",
-            {"{{group}}": f"topk(10, {once('frd_stall_seconds' + _OF, 'group')} > 0)"},
+            "How long each group has waited for its oldest stalled collective, the ten worst, and "
+            "the longest wait that is no stall in them, which frd learns from the job's pauses.",
+            {
+                "{{group}}": f"topk(10, {stall} > 0)",
+                "{{group}} threshold": (
+                    f"{once('frd_stall_threshold_seconds' + _OF, 'group')} "
+                    f"and topk(10, {stall} > 0)"
+                ),
+            },
             width=10,
             unit="s",
             nothing="no group waits",
@@ -107,7 +114,7 @@ def _progress() -> list[Panel]:
             "live: its recorder answers. silent: the process exists, its recorder does not answer. "
             "exited: gone without a clean exit. finished: gone after a clean exit.",
             {"{{state}}": once("frd_ranks" + _OF, "state")},
-            width=8,
+            width=6,
             unit="none",
             stacked=True,
             runbook="FrdRankLost",
@@ -115,26 +122,42 @@ def _progress() -> list[Panel]:
         graph(
             "Open findings",
             "By kind and severity: each is one incident. It opens as a warning, and becomes "
-            "critical once it has lasted.",
+            "critical once it has lasted. What was closed by hand and goes on is counted apart.",
             {
                 "{{kind}} critical": f"sum by (kind) ({critical})",
                 "{{kind}} warning": f"sum by (kind) (1 - {critical})",
+                "closed by hand": f"sum({once('frd_findings_closed_by_hand' + _OF, 'kind')})",
             },
-            width=8,
+            width=6,
             unit="none",
         ),
         graph(
             "Collectives completed",
             "Collectives a second that all members completed, in the ten busiest groups. Zero "
-            "while the job hangs.",
+            "while the job hangs. Those without a duration are in no histogram of durations.",
             {
+                "without a duration": (
+                    f"sum(rate(frd_collectives_untimed_total{_OF}[$__rate_interval]))"
+                ),
                 "{{group}}": (
                     "topk(10, sum by (group) "
                     f"(rate(frd_collectives_matched_total{_OF}[$__rate_interval])))"
-                )
+                ),
             },
-            width=8,
+            width=6,
             unit="ops",
+        ),
+        graph(
+            "Collectives open",
+            "Collectives that some rank joined and some expected rank has not completed, and those "
+            "of them that are older than their group's threshold.",
+            {
+                "open": f"sum({once('frd_group_open_collectives' + _OF, 'group')})",
+                "stalled": f"sum({once('frd_stalled_collectives' + _OF, 'group')})",
+            },
+            width=6,
+            unit="none",
+            runbook="FrdCollectiveStalled",
         ),
     ]
 
@@ -145,13 +168,14 @@ def _collectives() -> list[Panel]:
         return f"histogram_quantile({share:g}, sum by (le, op) ({rate}))"
 
     skew, duration = "frd_collective_skew_seconds", "frd_collective_duration_seconds"
+    transfer = "frd_collective_transfer_seconds"
     return [
         findings(
             "Stragglers",
             "Ranks that come late to collectives again and again, far more often than their peers. "
             "`frd findings --job $job` says how much time the job has lost to each.",
             'job="$job", kind="straggler"',
-            width=8,
+            width=6,
             nothing="no rank comes late persistently",
             runbook="FrdStragglerPersistent",
         ),
@@ -160,14 +184,22 @@ def _collectives() -> list[Panel]:
             "Time between the first and the last member joining: what ranks lose by waiting for "
             "each other. Median and 99th percentile of completed collectives.",
             {"{{op}} median": quantile(0.5, skew), "{{op}} p99": quantile(0.99, skew)},
-            width=8,
+            width=6,
+            unit="s",
+        ),
+        graph(
+            "Transfer by op",
+            "Time between the last member joining and the last completion: what the network and "
+            "the GPUs take. If it rises and the skew does not, no late rank is the reason.",
+            {"{{op}} median": quantile(0.5, transfer), "{{op}} p99": quantile(0.99, transfer)},
+            width=6,
             unit="s",
         ),
         graph(
             "Duration by op",
             "Time between the first member joining and the last completion, including the wait.",
             {"{{op}} median": quantile(0.5, duration), "{{op}} p99": quantile(0.99, duration)},
-            width=8,
+            width=6,
             unit="s",
         ),
     ]
@@ -175,8 +207,43 @@ def _collectives() -> list[Panel]:
 
 def _memory() -> list[Panel]:
     room = "(frd_gpu_memory_total_bytes - frd_gpu_memory_used_bytes)"
-    ranks = '(frd_rank_gpu_memory_bytes{job="$job"} >= bool 0)'
+    used = 'frd_rank_gpu_memory_bytes{job="$job"}'
+    ranks = f"({used} >= bool 0)"
     return [
+        graph(
+            "GPU memory of the fullest ranks",
+            "Device memory of the rank's process, torch's allocator and all libraries together: "
+            "the ten ranks with the most.",
+            {"rank {{rank}}": f"topk(10, {used})"},
+            width=8,
+            unit="bytes",
+            nothing="no GPU is known",
+            runbook="FrdMemoryFirstCause",
+        ),
+        graph(
+            "Fastest growing GPU memory",
+            "Trend of the last five minutes, the ten ranks that grow fastest. A leak stays above "
+            "zero; a new shape of batch does not.",
+            {"rank {{rank}}": f"topk(10, deriv({used}[5m]))"},
+            width=8,
+            unit="binBps",
+            nothing="no GPU is known",
+            runbook="FrdMemoryFirstCause",
+        ),
+        graph(
+            "Rises of memory",
+            "How fast memory of the ranks rises that open findings about memory name, by kind: of "
+            "the device, the process, torch's allocator or the host.",
+            {
+                "rank {{rank}} on {{node}}: {{kind}}": once(
+                    "frd_memory_rise" + _OF, "rank", "node", "kind"
+                )
+            },
+            width=8,
+            unit="binBps",
+            nothing="no memory finding is open",
+            runbook="FrdMemoryFirstCause",
+        ),
         graph(
             "Memory left on GPUs",
             "Free memory of the devices of this job's ranks: the ten devices with the least.",

@@ -203,6 +203,7 @@ async def test_rows_that_are_refused_for_ever_are_dropped(tmp_path: Path) -> Non
         await async_until(lambda: service.is_at(0, 1, 1), "the watermarks")
         assert service.rows == []
         shown = await asyncio.to_thread(fetch, metrics)
+        assert service.hellos[0].metrics == "", "only this machine reaches it"
         assert 'frd_agent_dropped_rows_total{reason="refused"} 1.0' in shown
         assert "frd_agent_connected 1.0" in shown
         assert "process_resident_memory_bytes" in shown
@@ -211,6 +212,24 @@ async def test_rows_that_are_refused_for_ever_are_dropped(tmp_path: Path) -> Non
             "a status that counts the dropped row",
         )
     rank.close()
+
+
+async def test_where_other_machines_can_scrape_an_agent(tmp_path: Path) -> None:
+    """It says so with its node's name if it listens on all addresses; the second agent, for which
+    the port is taken, says nothing."""
+    _, _, port = free_address().rpartition(":")
+    ranks = [ScriptedRank(tmp_path / name) for name in ("a", "b")]
+    service, flags = Collector(), ("--metrics", f"0.0.0.0:{port}")
+    async with serving(service), agent(tmp_path / "a", service.address, *flags):
+        ranks[0].publish()
+        await async_until(lambda: len(service.hellos) == 1, "the first agent")
+        async with agent(tmp_path / "b", service.address, *flags):
+            ranks[1].publish()
+            await async_until(lambda: len(service.hellos) == 2, "the second agent")
+    said = [hello.metrics for hello in service.hellos]
+    assert said == [f"{service.hellos[0].node}:{port}", ""]
+    for rank in ranks:
+        rank.close()
 
 
 class Hostile:

@@ -1,8 +1,8 @@
 """The shipped dashboards, query by query, on what a real service and a real agent export.
 
 Two small jobs are watched, on GPUs of a scripted driver. One runs, hangs, and is asked about while
-it does; the other runs on with a straggler; so each panel has something to show. What Grafana does
-with the answers is not tested: it is not there.
+it does; the other runs on with a straggler and memory that rises; so each panel has something to
+show. What Grafana does with the answers is not tested: it is not there.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def queries(*, of_cluster: bool) -> Iterator[Any]:
 
 def substituted(expression: str) -> str:
     """As Grafana sends it, for scrapes once a second."""
-    job = UNEVEN if STRAGGLER in expression else JOB
+    job = UNEVEN if STRAGGLER in expression or "memory_rise" in expression else JOB
     variables = {"$job": job, "${job:regex}": job, "$__rate_interval": "30s", "$__range": "5m"}
     for name, value in variables.items():
         expression = expression.replace(name, value)
@@ -125,10 +125,17 @@ def hanging_ranks(run_dir: Path) -> AbstractContextManager[None]:
 
 
 def uneven_ranks(run_dir: Path) -> AbstractContextManager[None]:
-    """They complete five collectives a second; to each of them one rank comes 100 ms late."""
+    """They complete five collectives a second; to each of them one rank comes 100 ms late. The
+    first uses more and more memory, and an allocation fails each second."""
     job = [ApartRank(run_dir, rank, RANKS, job=UNEVEN) for rank in range(RANKS)]
+    device = UUID(int=2).bytes
+    began = time.monotonic()
 
     def turn() -> None:
+        passed_s = time.monotonic() - began
+        held, failed = GIB + int(passed_s * 2**24), int(passed_s)
+        errors = [(failed, time.time_ns(), device, GIB, 0)] if failed else []
+        job[0].publish_memory([(device, 80 * GIB, held, held, held, failed)], errors)
         for rank in job:
             if rank is not job[LATE]:
                 rank.enter()
@@ -157,11 +164,12 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             patch.setenv("FRD_NOTIFY", json.dumps([{"name": "dead", "url": DEAD_WEBHOOK}]))
             service = stage.start_service()
         run_dir = folder / "run"
-        metrics = free_address()
-        flags = ("--service", service.grpc, "--metrics", metrics)
+        _, _, port = free_address().rpartition(":")
+        flags = ("--service", service.grpc, "--metrics", f"0.0.0.0:{port}")
         environment = driver.environment(library) if library is not None else {}
+        environment["FRD_AGENT_NODE"] = "localhost"  # by which Prometheus reaches it
         stack.enter_context(running(agent_command(run_dir, *flags), env=environment))
-        started = stack.enter_context(Prometheus(folder, service.http, agents=[metrics]))
+        started = stack.enter_context(Prometheus(folder, service.http))
         until(lambda: started.query("frd_agent_connected == 1"), "a first scrape")
         stack.enter_context(uneven_ranks(run_dir))
         until(lambda: started.query(f"frd_suspect{{{STRAGGLER}}}"), "the straggler")

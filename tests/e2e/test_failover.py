@@ -243,9 +243,10 @@ def test_a_nats_server_dies(tmp_path: Path) -> None:
 
 
 def test_any_replica_answers_and_an_owner_that_stops_is_missed(tmp_path: Path) -> None:
-    """The job, its finding and a dump through a replica that does not own it. Then the owner is
-    stopped: until it is taken over, lists come in time and say what is missing, with the finding;
-    then the job is back, and the finding is closed through the replica that does not own it."""
+    """The job, its finding and a dump through a replica that does not own it; the finding is
+    acknowledged, and its job silenced, there. Then the owner is stopped: until it is taken over,
+    lists come in time and say what is missing, with the finding; then the job is back, what people
+    said is still known, and the finding is closed through the replica that does not own it."""
     with scene(tmp_path, agents=1) as at:
         at.training.hold(1)
         owner = at.owner
@@ -256,6 +257,15 @@ def test_any_replica_answers_and_an_owner_that_stops_is_missed(tmp_path: Path) -
         assert [found["id"] for one in (other, third) for found in at.open(one)] == [finding] * 2
         assert [line["job"] for line in third.get("/api/v1/jobs")["jobs"]] == [at.training.job]
         assert other.get(f"/api/v1/findings/{finding}")["suspects"][0]["rank"] == 1
+
+        for said_by_people in (
+            ("ack", finding),
+            ("silence", "--job", at.training.job, "--for", "1h"),
+        ):
+            done = frd("findings", *said_by_people, "--http", other.http)
+            assert done.returncode == 0, done.stderr
+        silenced_by = until(lambda: at.open(owner)[0].get("silenced_by"), "the owner's reading")
+        assert silenced_by.endswith(f"(unverified), for job {at.training.job}")
 
         folder = tmp_path / "dumps"
         dumped = frd("dump", "--job", at.training.job, "-o", folder, "--http", third.http)
@@ -282,6 +292,12 @@ def test_any_replica_answers_and_an_owner_that_stops_is_missed(tmp_path: Path) -
         said = json.loads(frd("status", "--json", "--http", other.http).stdout)
         names = {one["replica"] for one in said["cluster"]["replicas"]}
         assert names == {other.name, third.name}
+
+        (found,) = at.open(third)
+        assert found["acknowledged_by"].endswith(" (unverified)")
+        assert found["silenced_by"] == silenced_by
+        listed = frd("findings", "silence", "--list", "--http", third.http)
+        assert f"job {at.training.job}  until" in listed.stdout
 
         owners = other.get("/api/v1/cluster")["owners"]
         asked = third if owners[cell_of(at.training.job)] == other.name else other

@@ -108,7 +108,7 @@ def test_the_rank_that_does_not_come_is_named(
     assert (suspect["rank"], suspect["reason"]) == (2, "cpu_stuck")
     assert suspect["stack"][0].endswith("in load_model")
     assert finding["victims"] == [0, 1, 3]
-    assert finding["summary"].startswith(f"{op} has waited ")
+    assert finding["effect"].startswith(f"holds up 3 ranks in {op} for ")
 
 
 def sure(client: Client) -> dict[str, Any] | None:

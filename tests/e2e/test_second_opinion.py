@@ -68,7 +68,7 @@ def test_nccl_has_an_opinion(tmp_path: Path) -> None:
         finding = until(answered, lambda: str(cluster.findings()))
         assert finding["second_opinion"] == [LAGS]
         assert (finding["reason"], finding["suspects"]) == ("network_or_device", [])
-        assert finding["summary"].endswith("check the network and the devices")
+        assert finding["headline"].endswith("check network and devices")
         assert [lines[-1] for lines in ras.heard] == ["VERBOSE STATUS"]
         asked = 'frd_agent_ras_questions_total{result="answered"}'
         assert cluster.agent_metric(0, asked) == 1

@@ -91,7 +91,7 @@ def test_a_call_that_leaves_no_entry(place: str, op: str, monkeypatch: pytest.Mo
     assert suspects(finding) == {2: "high"}
     assert finding["victims"] == [0, 1, 3]
     assert finding["collective"]["op"] in (op, "send")
-    assert "for rank 2" in finding["summary"]
+    assert finding["headline"].startswith("Rank 2 ")
     assert finding["suspects"][0]["stack"][0].endswith("in compute")
 
 

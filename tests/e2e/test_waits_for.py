@@ -34,7 +34,7 @@ def found(call: str, what: str, release: Callable[[], None] = lambda: None) -> d
             if one["suspects"][0]["confidence"] != "high":
                 return None  # the next evaluation decides by what was answered
             named: dict[str, Any] = one["suspects"][0]
-            assert one["summary"].endswith(named["waits_for"]["text"])
+            assert named["waits_for"].get("what", "") in one["summary"]
             label = f'waits_for="{named["waits_for"]["kind"]}"'
             shown = fetch(client.address)
             assert f'rank="2",reason="cpu_stuck",{label}' in shown

@@ -61,7 +61,7 @@ CASES = [
 ONLY_NCCL = [
     Case("size", 3, "mismatch 1", "mismatch", {1: "mismatch"}),
     Case("kernel, timing", 3, "kernel 1", "stall", {1: "device_stuck"}, "device", TIMING),
-    Case("kernel, no timing", 3, "kernel 1", "stall", {}, "no single rank"),
+    Case("kernel, no timing", 3, "kernel 1", "stall", {}, "single rank"),
     Case("send without receive", 3, "receive 1", "order", {0: "order", 1: "order"}),
     Case("batch of sends", 3, "batch 1", "stall", {1: "cpu_stuck"}, STUCK),
     Case("pipeline", 3, "pipelined 3 2", "stall", {2: "cpu_stuck"}, STUCK, script="ordinary.py"),

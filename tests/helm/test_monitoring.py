@@ -12,12 +12,27 @@ import yaml
 
 from tests.helm.chart import CHART, Object, Rendered, render
 from tests.world.daemons import run_program
-from tests.world.prometheus import LOCAL
+from tests.world.prometheus import LOCAL, documented
 
 
 def groups(rendered: Rendered) -> list[Object]:
     found: list[Object] = rendered.one("PrometheusRule")["spec"]["groups"]
     return found
+
+
+def test_alerts_lead_to_the_form_of_an_alertmanager_that_is_configured() -> None:
+    """Without `config.alertmanager_url` no rule has the annotation; with it, all alerts of findings
+    have one, at that address."""
+    url = "https://alerts.example/am"
+    rules = {
+        key: [rule for group in groups(render(values)) for rule in group["rules"]]
+        for key, values in (("", {}), (url, {"config": {"alertmanager_url": f"{url}/"}}))
+    }
+    assert not [rule for rule in rules[""] if "silence_url" in rule["annotations"]]
+    links = [rule["annotations"].pop("silence_url", None) for rule in rules[url]]
+    silences = f"{url}/#/silences/new?filter=%7Bfinding%3D%22{{{{ $labels.finding }}}}%22%7D"
+    assert set(links) == {None, silences}
+    assert rules[url] == rules[""]
 
 
 def test_without_the_page_no_alert_leads_to_it() -> None:
@@ -65,10 +80,11 @@ def test_rules_change_as_the_values_say() -> None:
             labels = RULE_CHANGES["additionalRuleLabels"] | severity
             wait = {"for": change["for"]} if "for" in change else {}
             expected.append(rule | wait | {"labels": labels})
-    (group,) = groups(render({"prometheusRule": RULE_CHANGES}))
-    assert group["rules"] == expected
+    changed = groups(render({"prometheusRule": RULE_CHANGES}))
+    assert [rule for group in changed for rule in group["rules"]] == expected
     assert len(expected) == len(shipped) - 2
-    assert (group["name"], group["interval"]) == ("frd", "5s")
+    named = [(group["name"], group["interval"]) for group in changed]
+    assert named == [("frd", "2s"), ("frd-health", "5s")]
     off: dict[str, dict[str, Any]] = {}
     for alert, severity in shipped:
         off.setdefault(alert, {})[severity] = {"enabled": False}
@@ -117,15 +133,30 @@ def test_prometheus_shows_the_readers_token_and_checks_the_certificate() -> None
     service without TLS and tokens is scraped in plain text. The label `job` stays the training
     job."""
     rendered = render()
-    (endpoint,) = rendered.one("ServiceMonitor")["spec"]["endpoints"]
+    endpoint, of_findings = rendered.one("ServiceMonitor")["spec"]["endpoints"]
     assert (endpoint["scheme"], endpoint["tlsConfig"]["serverName"]) == ("https", "frd.frd.svc")
     for named in (endpoint["tlsConfig"]["ca"]["secret"], endpoint["authorization"]["credentials"]):
         assert named["key"] in rendered.one("Secret", named["name"])["data"]
     (of_agents,) = rendered.one("PodMonitor")["spec"]["podMetricsEndpoints"]
     assert endpoint["honorLabels"] is of_agents["honorLabels"] is True
-    (endpoint,) = render({"insecure": True}).one("ServiceMonitor")["spec"]["endpoints"]
-    assert endpoint["scheme"] == "http"
-    assert not {"tlsConfig", "authorization"} & set(endpoint)
+    own = {"path": "/metrics/findings", "interval": "2s", "scrapeTimeout": "2s"}
+    assert endpoint | own == of_findings | {"metricRelabelings": endpoint["metricRelabelings"]}
+    for endpoint in render({"insecure": True}).one("ServiceMonitor")["spec"]["endpoints"]:
+        assert endpoint["scheme"] == "http"
+        assert not {"tlsConfig", "authorization"} & set(endpoint)
+
+
+def test_the_slow_scrape_leaves_the_series_of_findings_to_the_fast_one() -> None:
+    """As in the documented configuration; what the values add comes after it."""
+    slow = documented("prometheus.yml")["scrape_configs"][0]
+    (drop,) = slow["metric_relabel_configs"]
+    mine = {"regex": "pod", "action": "labeldrop"}
+    rendered = render({"serviceMonitor": {"metricRelabelings": [mine]}})
+    endpoint, of_findings = rendered.one("ServiceMonitor")["spec"]["endpoints"]
+    assert (endpoint["path"], endpoint["interval"]) == ("/metrics", slow["scrape_interval"])
+    drop["sourceLabels"] = drop.pop("source_labels")
+    assert endpoint["metricRelabelings"] == [drop, mine]
+    assert of_findings["metricRelabelings"] == [mine]
 
 
 @pytest.mark.parametrize("names", [[], ["job_overview", "health"]], ids=["none", "two"])

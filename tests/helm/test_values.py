@@ -86,6 +86,7 @@ def test_a_misspelt_value_is_refused_by_its_name(key: str) -> None:
         ("podMonitor.authorization", {"credentials": {"name": "agents"}}, "key"),
         ("extraObjects", [1], "extraObjects"),
         ("serviceMonitor.interval", "5", "interval"),
+        ("serviceMonitor.findings.interval", "5", "interval"),
         ("persistence.enabled", "yes", "enabled"),
         ("ingress.enabled", True, "hosts"),
         ("extraVolumes", [{"name": "tmp", "emptyDir": {}}], "extraVolumes"),

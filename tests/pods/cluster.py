@@ -339,7 +339,7 @@ class Job:
     def metric(self, name: str) -> float:
         """The value of the job's series."""
         text = self.client.text("/metrics")
-        (value,) = re.findall(rf'^{name}{{job="{self.name}"}} (.+)$', text, re.MULTILINE)
+        (value,) = re.findall(rf'^{name}{{job="{self.name}".*}} (.+)$', text, re.MULTILINE)
         return float(value)
 
     def until_watched(self) -> None:

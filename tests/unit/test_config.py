@@ -73,6 +73,8 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
         ("public_url = 'https://h/frd'", "public_url: 'https://h/frd': the page needs all paths o"),
         ("public_url = 'https://h?a=b'", "public_url: 'https://h?a=b': the page needs all paths o"),
         ("public_url = 'https://h/#x'", "public_url: 'https://h/#x': the page needs all paths of"),
+        ("alertmanager_url = 'am.example'", "alertmanager_url: 'am.example': write http:// or ht"),
+        ("alertmanager_url = 'https://h/a?b'", "alertmanager_url: 'https://h/a?b': has more than"),
         ("public_url = 'https://u:pass@h'", "public_url: set, not shown: holds a user name: leave"),
     ],
 )

@@ -295,10 +295,14 @@ def get(address: str, path: str, timeout_s: float = 30.0) -> Any:
 
 
 def metric(address: str, series: str) -> float:
-    """The sum of the samples of `series`, a name, or a name with all its labels; 0 without any."""
-    lines = fetch(address).splitlines()
-    samples = [line for line in lines if line.startswith((f"{series} ", f"{series}{{"))]
-    return sum(float(line.rpartition(" ")[2]) for line in samples)
+    """The sum of the samples of `series`, a name, or a name with labels; 0 without any."""
+    name, _, labels = series.rstrip("}").partition("{")
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in fetch(address).splitlines()
+        if line.startswith((f"{name} ", f"{name}{{"))
+        and all(label in line for label in labels.split(","))
+    )
 
 
 def free_port() -> int:

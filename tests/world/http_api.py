@@ -26,6 +26,8 @@ from frd.model import (
     Reason,
     Suspect,
 )
+from frd.service.findings.people import Mark, People
+from frd.service.findings.silences import LocalKeys, Silences
 from frd.service.http.guard import HttpGuard
 from frd.service.http.routes import WebOptions, create_app
 from frd.service.journal.payloads import Dismissal
@@ -104,7 +106,10 @@ class Service:
         self.asked: list[tuple[AttemptKey, Sequence[int] | None, bool, float]] = []
         self.timelines = TimelineStore(folder / "timelines.sqlite")
         timelines = Timelines(self.timelines, lambda: self.state, lambda: self.now)
-        self.view = ServiceView(self, self.store, self.dumps, self, lambda: self.now, timelines)
+        self.silences = Silences(LocalKeys(self.store))
+        self._people = People(self.silences)
+        of_stores = self.store, self.dumps, self
+        self.view = ServiceView(self, *of_stores, lambda: self.now, timelines, self.silences)
 
     def close(self) -> None:
         self.store.close()
@@ -125,6 +130,15 @@ class Service:
         status_view = dataclasses.replace(self.state.status_view, findings=still_open)
         self.state = dataclasses.replace(self.state, status_view=status_view)
         return closed
+
+    async def mark(self, finding: Finding, mark: Mark) -> Finding:
+        self._people.change(finding, mark)
+        marked = self._people.said(finding, self.now)
+        self.store.save([FindingEvent(Change.UPDATED, marked)])
+        found = [marked if one.id == marked.id else one for one in self.state.open_findings()]
+        status_view = dataclasses.replace(self.state.status_view, findings=found)
+        self.state = dataclasses.replace(self.state, status_view=status_view)
+        return marked
 
     async def take(
         self, key: AttemptKey, ranks: Sequence[int] | None, *, stacks: bool, timeout_s: float

@@ -34,7 +34,7 @@ def answering(answer: Answer, port: int = 0) -> Iterator[int]:
             self.end_headers()
             self.wfile.write(reply.body)
 
-        do_POST = do_GET
+        do_POST = do_DELETE = do_GET
 
         def log_message(self, format: str, *args: object) -> None:
             """Nothing: the tests look at the requests."""

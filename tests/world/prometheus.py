@@ -11,7 +11,6 @@ import re
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Self
@@ -57,7 +56,7 @@ class _Daemon:
 
 
 class Prometheus(_Daemon):
-    """Scrapes and evaluates once a second, by the shipped rules.
+    """Scrapes and evaluates once a second, by the shipped rules; the service names the agents.
 
     With `as_documented`, only addresses and paths of docs/metrics.md and of the rules are replaced.
     """
@@ -66,28 +65,32 @@ class Prometheus(_Daemon):
         self,
         folder: Path,
         *services: str,
-        agents: Sequence[str] = (),
         alertmanager: str = "",
         as_documented: bool = False,
     ) -> None:
         super().__init__(folder, "prometheus")
         self._as_documented = as_documented
         self._services = services
-        self._agents = agents
         self._alertmanager = alertmanager
 
     def __enter__(self) -> Self:
         rules = self.folder / "frd.rules.yaml"
         text = (RULES / "frd.rules.yaml").read_text("utf-8")
         config = documented("prometheus.yml")
-        service, agents = config["scrape_configs"]
+        *scraped, agents = config["scrape_configs"]
         if not self._as_documented:  # as fast as a test would have it
-            text = text.replace("keep_firing_for: 30s", "keep_firing_for: 6s")
-            text = text.replace("interval: 5s", "interval: 1s")
-            service["scrape_interval"] = agents["scrape_interval"] = "1s"
+            text = re.sub("keep_firing_for: .*", "keep_firing_for: 6s", text)
+            text = re.sub("interval: .*", "interval: 1s", text)
+            for one in config["scrape_configs"]:
+                one["scrape_interval"] = "1s"
         rules.write_text(text.replace(LOCAL, f"http://{self._services[0]}"))
-        service["static_configs"] = [{"targets": list(self._services)}]
-        agents["static_configs"] = [{"targets": list(self._agents)}]
+        for one in scraped:
+            one["static_configs"] = [{"targets": list(self._services)}]
+        del agents["static_configs"]
+        agents["http_sd_configs"] = [
+            {"url": f"http://{address}/api/v1/targets", "refresh_interval": "1s"}
+            for address in self._services
+        ]
         config["rule_files"] = [str(rules)]
         (managers,) = config["alerting"]["alertmanagers"]
         managers["static_configs"] = [{"targets": [self._alertmanager]}]

@@ -2,8 +2,8 @@
 
 The checks are in the order in which the parts must work: the tap in an interpreter of the
 job, the run directory, its agent, the agent's way to the service, and the means to read stacks. The
-result of a check is one line with what to do. Their only side effect is that they create the run
-directory, like exec.
+result of a check is one line with what to do. Their only side effect is that they create the
+default run directory, like exec.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ _PROBE_S: Final = 120.0
 _CONNECT_S: Final = 3.0
 _CAP_SYS_PTRACE: Final = 1 << 19
 _RING: Final = tap.RENAMED[0]
+_MISSING: Final = ": does not exist: is the name right? `frd-agent exec` makes it"
 
 
 class State(StrEnum):
@@ -70,11 +71,13 @@ class Check:
 def of_node(
     cmd: Sequence[str], run_dir: Path | None, *, allow_ptrace: bool = False
 ) -> Iterator[Check]:
-    """The checks, in order. `cmd` is the job's command and may be empty."""
+    """The checks, in order. `cmd` is the job's command and may be empty. A directory that a person
+    named is not made: the name may be wrong."""
     directory = os.path.abspath(run_dir) if run_dir is not None else tap.run_dir(os.environ)
-    env = starter.environment(os.environ, directory, allow_ptrace=allow_ptrace)
+    make = run_dir is None or os.path.lexists(directory)
+    env = starter.environment(os.environ, directory, allow_ptrace=allow_ptrace, make=make)
     yield from _tap(cmd, env)
-    yield _run_dir(directory)
+    yield _run_dir(directory) if make else Check.warning("run directory", directory + _MISSING)
     agent = starter.watcher(directory)
     yield agent_check(directory, agent)
     yield from _untapped(directory)

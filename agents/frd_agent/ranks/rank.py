@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -29,6 +29,8 @@ from frd.model import (
     Stage,
 )
 from frd_agent import tap
+from frd_agent.addresses.log import Log
+from frd_agent.addresses.read import Addresses
 from frd_agent.counters import Counters
 from frd_agent.memory import Target
 from frd_agent.node_time import NodeTime
@@ -76,6 +78,7 @@ class RankContext:
     policy: PollPolicy
     dumping: asyncio.Semaphore
     """So that the ranks of a node are not all polled at the same time."""
+    addresses: Addresses = field(default_factory=Addresses)
 
 
 class Rank:
@@ -146,7 +149,11 @@ class Rank:
         self._attempt = shared.dictionary.attempt(
             identity.attempt, identity.world_size, identity.run
         )
-        self.number = shared.dictionary.rank(self._attempt, identity.info)
+        address, stderr = shared.addresses.of(self.process, identity)
+        self.info = replace(identity.info, address=address)
+        """As it is declared."""
+        self.log = Log(self.process, stderr, shared.addresses.configured(identity))
+        self.number = shared.dictionary.rank(self._attempt, self.info)
         self.reports = shared.reports(self._attempt)
         self.naming = Naming(shared.dictionary, self._attempt)
         self._state, self._since_ns = RankState.LIVE, shared.time.until(identity.started_at_ns)
@@ -321,9 +328,10 @@ class Rank:
         if state is not self._state:
             self._state, self._since_ns = state, since_ns
             is_well = state in (RankState.LIVE, RankState.FINISHED)
+            level = logging.INFO if is_well else logging.WARNING
             words = [detail] if how else [state.value, detail]
             log.log(
-                logging.INFO if is_well else logging.WARNING,
+                level if self.process.was_alive else logging.DEBUG,  # an earlier agent has said it
                 "%s: %s", self, ": ".join(filter(None, words)) or state.value,
             )  # fmt: skip
         gap = self._lost + self.reports.outbox.dropped.get(self.number, 0)

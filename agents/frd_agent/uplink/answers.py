@@ -25,6 +25,7 @@ from frd.forms import utc_text
 from frd.model import AttemptKey, Certainty, GroupInfo, NodeNs, RankInfo, WaitKind, WaitsFor
 from frd.wire.messages import PART_BYTES, Part, Request, ResponsePart
 from frd.wire.waits import WaitReport, encode_report
+from frd_agent.addresses.log import no_log
 from frd_agent.inspection.inspector import Inspector
 from frd_agent.nccl_ras.client import RasClient
 from frd_agent.ranks.dump_files import DumpFile, last_op_ns
@@ -40,6 +41,7 @@ _MARGIN: Final = 0.8
 """The share of the request's time that the rank may use; the rest is for the answer's way back."""
 _DUMP_S: Final = 5.0
 _HANDLER_S: Final = 2.0
+_NO_TAP: Final = "it runs without a tap"
 
 Send: TypeAlias = Callable[[ResponsePart], Awaitable[None]]
 AnyRank: TypeAlias = Rank | FormingRank | FileRank
@@ -100,6 +102,7 @@ async def _deliver(rank: AnyRank, request: Request, one: _Answer, send: Send) ->
 async def _dump_and_identity(
     rank: AnyRank, files: Sequence[DumpFile], budget_s: float
 ) -> list[_Answer]:
+    log = asyncio.create_task(_log(rank))  # which has a limit
     try:
         found = await _find(rank, files, budget_s)
         data = write_pickle(found.dump, _membership(rank, found.dump))
@@ -107,12 +110,16 @@ async def _dump_and_identity(
         why = str(error) or f"no answer within {budget_s:g} s"
         return [
             _Answer(Part.DUMP, error=why),
-            _Answer(Part.IDENTITY, _identity(rank, None, why)),
+            _Answer(Part.IDENTITY, _identity(rank, None, why, await log)),
         ]
     return [
         _Answer(Part.DUMP, data, found.source),
-        _Answer(Part.IDENTITY, _identity(rank, found, ""), found.source),
+        _Answer(Part.IDENTITY, _identity(rank, found, "", await log), found.source),
     ]
+
+
+async def _log(rank: AnyRank) -> Mapping[str, object]:
+    return no_log(_NO_TAP) if isinstance(rank, FileRank) else await rank.log.json()
 
 
 async def _find(rank: AnyRank, files: Sequence[DumpFile], budget_s: float) -> _RankDump:
@@ -169,7 +176,7 @@ def _chosen(kept: Sequence[KeptDump], suffix: str) -> _RankDump:
 
 async def _stacks(rank: AnyRank, others: Collection[int] | None, budget_s: float) -> list[_Answer]:
     if isinstance(rank, FileRank):
-        return [_Answer(Part.STACK, error="it runs without a tap")]
+        return [_Answer(Part.STACK, error=_NO_TAP)]
     if rank.is_gone:
         return [_Answer(Part.STACK, error="the process is gone")]
     deadline = asyncio.get_running_loop().time() + budget_s
@@ -212,7 +219,7 @@ async def answer_waits(
 
 def _waits(rank: AnyRank, inspector: Inspector, ranks: Iterable[Rank | FormingRank]) -> _Answer:
     if isinstance(rank, FileRank):
-        return _Answer(Part.WAITS, error="it runs without a tap")
+        return _Answer(Part.WAITS, error=_NO_TAP)
     if rank.is_gone:
         return _Answer(Part.WAITS, error="the process is gone")
     if rank.process.readable is None:
@@ -238,7 +245,7 @@ async def _ras(rank: AnyRank, ras: RasClient | None, budget_s: float) -> _Answer
     if ras is None:
         return _Answer(Part.RAS, error="NCCL RAS: the agent may not ask it: ras = false")
     if isinstance(rank, FileRank):
-        return _Answer(Part.RAS, error="it runs without a tap")
+        return _Answer(Part.RAS, error=_NO_TAP)
     pid = None if rank.is_gone else rank.process.readable
     try:
         return _Answer(Part.RAS, await ras.ask(pid, rank.identity.pid, budget_s), "ras")
@@ -259,12 +266,13 @@ def _membership(rank: AnyRank, dump: Dump) -> Mapping[str, tuple[str, Sequence[i
 
 
 def _who(rank: AnyRank) -> tuple[AttemptKey, RankInfo]:
-    if isinstance(rank, FileRank):
-        return rank.key, rank.info
-    return rank.identity.attempt, rank.identity.info
+    key = rank.key if isinstance(rank, FileRank) else rank.identity.attempt
+    return key, rank.info
 
 
-def _identity(rank: AnyRank, found: _RankDump | None, error: str) -> bytes:
+def _identity(
+    rank: AnyRank, found: _RankDump | None, error: str, log: Mapping[str, object]
+) -> bytes:
     """``rank_<rank>.json`` of a dump folder; the service adds the clock's offset."""
     key, info = _who(rank)
     document = {
@@ -274,6 +282,7 @@ def _identity(rank: AnyRank, found: _RankDump | None, error: str) -> bytes:
         "source": found.source if found else "",
         "taken_at_ns": found.taken_at_ns if found else None,
         "node_time_ns": time.time_ns(),
+        "log": log,
         "warnings": list(found.dump.warnings) if found else [error],
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"

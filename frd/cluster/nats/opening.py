@@ -18,6 +18,7 @@ from frd.cluster.nats.findings import JetStreamFindings
 from frd.cluster.nats.log import JetStreamLog
 from frd.cluster.nats.registry import JetStreamRegistry
 from frd.cluster.nats.streams import log_stream
+from frd.cluster.registry import Entry, Registry
 from frd.cluster.thread import LoopThread
 from frd.config import ClusterOptions
 from frd.errors import ClusterError
@@ -91,8 +92,23 @@ async def connect(
 
     keys = JetStreamRegistry(registry, options.name)
     return Cluster(
+        keys=_Keys(thread, JetStreamRegistry(data, options.name)),
         lease=HeartbeatLease(thread, keys, Replica(member, grpc, http, version), durable=durable),
         log=log,
         findings=JetStreamFindings(thread, data, options.name),
         close=close,
     )
+
+
+class _Keys:
+    """`frd.cluster.registry.Keys` for the service's event loop."""
+
+    def __init__(self, thread: LoopThread, registry: Registry) -> None:
+        self._thread = thread
+        self._registry = registry
+
+    async def get(self, key: str) -> Entry | None:
+        return await self._thread.call(self._registry.get(key))
+
+    async def put(self, key: str, value: bytes, revision: int) -> int:
+        return await self._thread.call(self._registry.put(key, value, revision))

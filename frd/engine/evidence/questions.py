@@ -197,6 +197,8 @@ class Questions:
         """Suspects of a standstill that is about to be a finding."""
         self._rounds: _Rounds | None = None
         """Of an attempt that runs."""
+        self.asking: tuple[str, ...] = ()
+        """Ids of open findings that an answer may still improve, as of the last `due`."""
 
     def answered(self, answer: Answer) -> None:
         """By one rank of a question, or for all of them (-1)."""
@@ -257,7 +259,20 @@ class Questions:
             asked += self._round(now, attempt, known, explaining, rounds)
         self._named = {id_: ranks for id_, ranks in self._named.items() if id_ in findings}
         self._reasons = {id_: why for id_, why in self._reasons.items() if id_ in findings}
+        self.asking = tuple(id_ for id_, one in findings.items() if self._may_improve(one))
         return asked
+
+    def _may_improve(self, finding: Finding) -> bool:
+        """A suspect has not answered, and the finding does not say yet what the suspect was asked
+        for. Without suspects: a rank that was asked about the finding has not answered."""
+        for question, left in self._open.values():
+            is_wait = question.rule.kind is QuestionKind.INSPECTION
+            for one in finding.suspects:
+                if one.rank in left and not (one.waits_for if is_wait else one.stack or one.doing):
+                    return True
+            if left and not finding.suspects and question.finding == finding.id:
+                return True
+        return False
 
     def _ask(
         self,

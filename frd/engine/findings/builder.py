@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Final
 
 from frd.engine.clocks.uncertain_time import FOREVER, UncertainTime, ties
-from frd.engine.findings import text
+from frd.engine.findings import headlines, text
 from frd.engine.findings.claim import NEVER, Claim, severity_of
 from frd.engine.state.snapshot import Snapshot
 from frd.forms import later
 from frd.model import (
+    Address,
     AlignedNs,
     AttemptKey,
     CollectiveRef,
@@ -59,7 +60,8 @@ def finding_of(
         disagreement=claim.disagreement,
         lost_s=claim.lost_s,
         severity=severity_of(claim.kind, 0.0, critical_after_s),
-        summary=claim.summary,
+        headline=claim.headline,
+        effect=claim.effect,
     )
     return finished(finding)
 
@@ -117,8 +119,13 @@ def suspect(
     info = snapshot.info.get(rank)
     return Suspect(
         *(rank, node_of(snapshot, rank), reason, confidence, "; ".join(filter(None, evidence))),
-        address=info.address if info is not None else None,
+        address=_clean(info.address) if info is not None and info.address is not None else None,
     )
+
+
+def _clean(address: Address) -> Address:
+    pid, *texts = astuple(address)
+    return Address(pid, *map(text.clean, texts))
 
 
 def in_phase(
@@ -155,8 +162,8 @@ def refined(old: Sequence[Suspect], new: Sequence[Suspect]) -> tuple[Suspect, ..
 
 
 def finished(finding: Finding) -> Finding:
-    """The finding with the summary that fits its other fields."""
-    return replace(finding, summary=text.summarize(finding))
+    """The finding with the texts that fit its other fields."""
+    return headlines.worded(finding)
 
 
 def looks_alike(finding: Finding, other: Finding) -> bool:
@@ -168,6 +175,7 @@ def _timeless(finding: Finding) -> Finding:
     ref = finding.collective
     return replace(
         finding,
+        effect="",
         summary="",
         collective=replace(ref, waited_s=0.0) if ref is not None else None,
         suspects=tuple(

@@ -57,8 +57,9 @@ class Claim:
     unknown: tuple[int, ...] = ()
     disagreement: str = ""
     lost_s: float | None = None
-    summary: str = ""
-    """For kinds whose summary does not follow from the other fields."""
+    headline: str = ""
+    """This and the next: for kinds whose texts do not follow from the other fields."""
+    effect: str = ""
     exits: frozenset[tuple[int, int]] = frozenset()
     """The exits (rank, process id) that the claim reports. Each exit is reported once."""
     is_of_exited: bool = False

@@ -57,6 +57,7 @@ class Collectives:
         )
         self.skew = OpHistograms()
         self.duration = OpHistograms()
+        self.transfer = OpHistograms()
         self.lateness = Lateness(policy)
         self.clock_hints: deque[ClockHint] = deque(maxlen=_MOST_HINTS)
         """Bounds of clocks from collectives, until another module takes them."""
@@ -253,6 +254,7 @@ class Collectives:
         timed = fair & has_end
         spent = closed.last_completed - closed.first_created
         self.duration.add(ops[timed], np.maximum(spent[timed], 0))
+        self.transfer.add(ops[timed], np.maximum((spent - skew)[timed], 0))
         ended = full & signatures.synchronizing[of] & (closed.joined > 1)
         judged = ended & fair
         if self._pairs.unshown.any():  # a late arrival there may be that of a rank that runs ahead

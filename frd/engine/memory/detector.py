@@ -22,7 +22,7 @@ from frd.engine.findings.claim import Anchors, Claim, ClaimStatus, Known, Lifeti
 from frd.engine.findings.text import clean, collective
 from frd.engine.memory.incident import RAN_OUT, MemoryIncident
 from frd.engine.memory.rise import MemoryRise
-from frd.engine.memory.text import FORECAST, evidence, is_of_host, summary
+from frd.engine.memory.text import FORECAST, effect, evidence, headline, is_of_host
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.engine.tick import Tick
@@ -119,7 +119,8 @@ class MemoryDetector:
             named=frozenset(incident.rows if suspects else ()),
             victims=tuple(sorted(victims)),
             unknown=tuple(sorted(unknown)),
-            summary=summary(incident, tick.utc_ahead_ns, ", ".join(sorted(nodes - {""}))),
+            headline=headline(incident, ", ".join(sorted(nodes - {""}))),
+            effect=effect(incident, tick.utc_ahead_ns),
         )
 
     def _phase(self, tick: Tick, number: int, rise: MemoryRise) -> SuspectPhase | None:
@@ -169,7 +170,7 @@ def _covers(incident: MemoryIncident, earlier: Finding) -> bool:
 
 
 def _foresees(claim: Claim | None) -> bool:
-    return claim is not None and FORECAST in claim.summary
+    return claim is not None and FORECAST in claim.effect
 
 
 def _says_more(claim: Claim, earlier: Finding, is_flat: bool) -> bool:

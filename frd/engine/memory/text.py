@@ -12,7 +12,7 @@ from frd.model import Kind
 
 _HOST: Final = "host memory"
 FORECAST: Final = "exhausted in about"
-"""In a summary that says when memory will be exhausted."""
+"""In an effect that says when memory will be exhausted."""
 _UNITS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 _HELD: Final = {
@@ -23,6 +23,12 @@ _HELD: Final = {
     Attribution.OUTSIDE: "not held by torch's allocator: NCCL, the driver or another process",
     Attribution.HOST: "held by the rank's process or its children",
 }
+_WHERE: Final = {
+    Attribution.ALLOCATOR: " in torch's allocator",
+    Attribution.DRIVER: " outside torch's allocator",
+    Attribution.OUTSIDE: " outside torch's allocator",
+}
+"""The same in a headline."""
 
 
 def size(count: float) -> str:
@@ -40,39 +46,47 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def summary(incident: MemoryIncident, utc_ahead_ns: int = 0, nodes: str = "") -> str:
-    """One line: whose memory, how far, how long it will last. `nodes`: where others took it."""
-    memory = _HOST if incident.on_host else "GPU memory"
-    figures = _figures(next(iter(incident.rises.values())), utc_ahead_ns)
-    who = ranks(incident.ranks)
-    if incident.kind is Kind.OOM:
-        return _ran_out(incident, memory, figures)
+def headline(incident: MemoryIncident, nodes: str = "") -> str:
+    """Whose memory rose, or ran out. `nodes`: of these ranks, or where others took it."""
+    memory, who = _memory(incident), ranks(incident.ranks)
+    who += f" ({nodes})" if nodes and "," not in nodes else ""
+    failed = ranks(sorted(incident.failed))
+    many = len(incident.ranks) > 1
+    doubt = ", too close together to say which of them" if many else ""
     if incident.of_others:
-        return f"{memory} of {nodes or 'a node'} is taken by processes of no rank: {figures}"
-    if incident.leak:
-        return f"{memory} of {who} leaks: {figures}"
+        if incident.kind is Kind.OOM:
+            return f"{failed} ran out of {memory}, which processes of no rank took"
+        return f"{memory} of {nodes or 'a node'} is taken by processes of no rank"
+    if incident.kind is Kind.OOM:
+        if incident.common or not _figures(first_rise(incident), 0):
+            return f"{failed} ran out of {memory}"
+        if incident.ranks == tuple(sorted(incident.failed)):
+            return f"{who} ran out of {memory}{doubt}"
+        return f"{who}: {'their' if many else 'its'} {memory} rose first{doubt}; {failed} ran out"
     if incident.common:
-        return f"{memory} of {who} rose together, no single rank is the cause: {figures}"
-    doubt = ", too close together to say which of them" if len(incident.ranks) > 1 else ""
-    return f"{memory} of {who} rose first{doubt}: {figures}"
+        return f"{memory} of {who} rose together: no single rank is the cause"
+    held = _WHERE.get(first_rise(incident).attribution, "")
+    does = "leaks" if incident.leak else "rose first"
+    return f"{who}: {'their' if many else 'its'} {memory}{held} {does}{doubt * (does != 'leaks')}"
+
+
+def effect(incident: MemoryIncident, utc_ahead_ns: int = 0) -> str:
+    """How far it rose, and how long it will last. Of a common failure no figures are known."""
+    is_silent = incident.kind is Kind.OOM and incident.common and not incident.of_others
+    return "" if is_silent else _figures(first_rise(incident), utc_ahead_ns)
+
+
+def first_rise(incident: MemoryIncident) -> MemoryRise:
+    return next(iter(incident.rises.values()))
+
+
+def _memory(incident: MemoryIncident) -> str:
+    return _HOST if incident.on_host else "GPU memory"
 
 
 def is_of_host(summary: str) -> bool:
     """True if a summary is about host memory, not that of devices."""
-    return _HOST in summary
-
-
-def _ran_out(incident: MemoryIncident, memory: str, figures: str) -> str:
-    failed = tuple(sorted(incident.failed))
-    text = f"{ranks(failed)} ran out of {memory}"
-    if incident.of_others:
-        return f"{text}, which processes of no rank took: {figures}"
-    if incident.common or not figures:
-        return text
-    doubt = ", too close together to say which of them" if len(incident.ranks) > 1 else ""
-    if incident.ranks == failed:
-        return f"{text}: {figures}{doubt}"
-    return f"{text}; the memory of {ranks(incident.ranks)} rose first{doubt}: {figures}"
+    return _HOST in summary.lower()
 
 
 def _figures(rise: MemoryRise, utc_ahead_ns: int) -> str:

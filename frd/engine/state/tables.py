@@ -9,6 +9,7 @@ in which they were declared. The tables hold numbers, whatever they mean, and en
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -131,6 +132,7 @@ class RankTable(GrowingColumns):
         self.initializing: set[int] = set()
         """Ranks whose status says that they are inside a call that makes process groups."""
         self._sorted: Int32s | None = None
+        self._namespace: str | None = None
 
     def declare(self, info: RankInfo) -> None:
         """A new process of this rank: nothing of an earlier one is kept."""
@@ -140,7 +142,7 @@ class RankTable(GrowingColumns):
         self.clear_rows(info.rank)
         self.declared[info.rank] = True
         self.clock_revision += 1
-        self._sorted = None
+        self._sorted = self._namespace = None
 
     def set_status(self, status: RankStatus) -> None:
         """Replace the status of a rank; the columns of its state are written elsewhere."""
@@ -205,7 +207,7 @@ class RankTable(GrowingColumns):
         self.clear_rows(slice(None))
         self.infos, self.statuses, self.exits, self.unread = {}, {}, {}, {}
         self.initializing = set()
-        self._sorted = None
+        self._sorted = self._namespace = None
         self.clock_revision += 1
 
     def knows(self, rank: Int32s) -> Bools:
@@ -218,6 +220,13 @@ class RankTable(GrowingColumns):
         if self._sorted is None:
             self._sorted = np.flatnonzero(self.declared[: self.count]).astype(np.int32)
         return self._sorted
+
+    def namespace(self) -> str:
+        """See `frd.engine.views.AttemptView`."""
+        if self._namespace is None:
+            known = Counter(i.address.namespace for i in self.infos.values() if i.address)
+            self._namespace = max(known, key=known.__getitem__, default="")
+        return self._namespace
 
 
 class GroupTable(GrowingColumns):

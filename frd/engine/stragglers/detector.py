@@ -147,7 +147,8 @@ class StragglerDetector:
             ),
             victims=tuple(sorted(victims - set(straggler.ranks))),
             lost_s=cost.lost_s,
-            summary=_summary(straggler, cost.lost_s, snapshot),
+            headline=_headline(straggler, snapshot),
+            effect=_effect(straggler, cost.lost_s, snapshot),
         )
 
 
@@ -178,15 +179,20 @@ def _evidence(
     return words + ("; its waits in sends and receives are not recorded" * straggler.sends)
 
 
-def _summary(straggler: Straggler, lost_s: float, snapshot: Snapshot) -> str:
-    late, ranks = straggler.lates[0], straggler.ranks
-    label = text.clean(snapshot.groups[late.group].label)
-    who = text.ranks(ranks)
+def _headline(straggler: Straggler, snapshot: Snapshot) -> str:
+    node, who = builder.node_of(snapshot, straggler.ranks[0]), text.ranks(straggler.ranks)
+    who = f"{who} ({node})" if node else who
     if straggler.culprit < 0:
-        who = f"node {builder.node_of(snapshot, ranks[0]) or '?'} ({who})"
+        who = f"node {node or '?'} ({text.ranks(straggler.ranks)})"
+    return f"{who} comes late again and again"
+
+
+def _effect(straggler: Straggler, lost_s: float, snapshot: Snapshot) -> str:
+    late = straggler.lates[0]
+    label = text.clean(snapshot.groups[late.group].label)
     share = 100 * late.count / max(late.judged, 1)
     return (
-        f"{who} comes late again and again: {label} has waited {lost_s:.1f} s for it, "
+        f"{label} has waited {lost_s:.1f} s for it, "
         f"{_mean_text(late)} in {share:.{0 if share >= 2 else 1}f} % of its collectives"
     )
 

@@ -188,7 +188,10 @@ def _summary(
         )
     if not findings:
         return f"{judged} {verb} no communication fault{without}"
+    first = findings[0].summary
     if findings[0].kind is Kind.CLOCK_UNSYNCHRONIZED:
-        return f"{judged} {verb} no communication fault, but {findings[0].summary}{without}"
+        return (
+            f"{judged} {verb} no communication fault, but {first[:1].lower()}{first[1:]}{without}"
+        )
     more = f" ({len(findings) - 1} more below)" if len(findings) > 1 else ""
-    return f"{findings[0].summary}{more}{without}"
+    return f"{first}{more}{without}"

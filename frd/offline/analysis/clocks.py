@@ -210,17 +210,19 @@ def clock_findings(rows: Rows, clocks: Clocks, now: AlignedNs) -> Iterator[Findi
             continue
         node = text.clean(domain.name)
         whose = "" if node == text.ranks(domain.ranks) else f" ({text.ranks(domain.ranks)})"
-        yield Finding(
+        found = Finding(
             id=builder.finding_id(key, Kind.CLOCK_UNSYNCHRONIZED, domain.name, now),
             kind=Kind.CLOCK_UNSYNCHRONIZED,
             state=FindingState.OPEN,
             job=key.job,
             attempt=key.attempt,
             opened_at=now,
-            summary=f"the clock of {node}{whose} is wrong or has stepped, by "
-            f"{span_text(domain.off_by_ns)} or more as its collectives show, so times of its ranks "
-            "are not compared with those of others: check its time synchronization (chrony, PTP)",
+            headline=f"the clock of {node}{whose} is wrong or has stepped",
+            effect=f"by {span_text(domain.off_by_ns)} or more as its collectives show, so times of "
+            "its ranks are not compared with those of others: check its time synchronization "
+            "(chrony, PTP)",
         )
+        yield builder.finished(found)
 
 
 # -- bounds on the offsets of clocks, from collectives --------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from frd.engine.clocks.uncertain_time import UncertainTime
-from frd.engine.findings import builder, text
+from frd.engine.findings import builder, headlines, text
 from frd.engine.findings.attachments import Attachments, Evidence
 from frd.engine.hangs.attribution import lowered
 from frd.engine.hangs.claims import claim_of
@@ -62,7 +62,7 @@ def finding_of(
         suspects=builder.listed(_with_onsets(suspects, diagnosis, clocks)),
         witness=_witness(rows, of, seq, opened),
     )
-    return replace(finding, summary=text.summarize(finding, timed=False))
+    return headlines.worded(finding, timed=False)
 
 
 def _of_mismatch(rows: Rows, snapshot: Snapshot, diagnosis: Diagnosis) -> list[str]:

@@ -12,7 +12,7 @@ import contextlib
 import hmac
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from hashlib import sha256
@@ -25,6 +25,9 @@ from frd.errors import ConfigError
 from frd.service.access.reloaded import Reloaded
 
 MIN_TOKEN_CHARS: Final = 16
+MAX_NAME_CHARS: Final = 100
+GRANT: Final = "frd.grant"
+"""Key of the scope of an HTTP request: the grant of its token. Absent without tokens."""
 JOB_NAME_PREFIX: Final = "urn:frd:job:"
 """A URI of this form among the alternative names of a certificate limits it to that job. The name
 of the job is percent-encoded."""
@@ -38,7 +41,8 @@ class Role(StrEnum):
     READER = "reader"
     """May read metrics, jobs and findings."""
     OPERATOR = "operator"
-    """May also close findings, and take and fetch dumps, which hold the program's stack frames."""
+    """May also acknowledge, assign, note, silence and close findings, and take and fetch dumps,
+    which hold the program's stack frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,8 @@ class Grant:
     roles: frozenset[Role]
     jobs: frozenset[str] | None = None
     """Jobs that an agent may report; None for all."""
+    name: str = ""
+    """Of the person whose token it is; empty: the file does not say."""
 
     def may(self, role: Role) -> bool:
         return role in self.roles or (role is Role.READER and Role.OPERATOR in self.roles)
@@ -58,7 +64,7 @@ class Grant:
         jobs = {unquote(n[len(JOB_NAME_PREFIX) :]) for n in names if n.startswith(JOB_NAME_PREFIX)}
         if not jobs:
             return self
-        return Grant(self.roles, frozenset(jobs if self.jobs is None else jobs & self.jobs))
+        return replace(self, jobs=frozenset(jobs if self.jobs is None else jobs & self.jobs))
 
 
 EVERYTHING: Final = Grant(frozenset(Role))
@@ -117,18 +123,25 @@ def _grant(where: str, token: str, *limits: str) -> Grant:
         raise ConfigError(
             f"auth.token_file: {where}: {len(token)} characters: use {MIN_TOKEN_CHARS} or more"
         )
-    roles, jobs = set(), set()
+    roles, jobs, name = set(), set(), ""
     for limit in limits:
         key, _, value = limit.partition("=")
         if key == "role" and value in tuple(Role):
             roles.add(Role(value))
         elif key == "job" and value:
             jobs.add(unquote(value))
+        elif key == "name" and not name and _is_name(unquote(value)):
+            name = unquote(value)
         else:
             raise ConfigError(
                 f"auth.token_file: {where}: not a limit: write role=agent, role=reader, "
-                "role=operator or job=NAME behind the token"
+                f"role=operator, job=NAME or name=NAME (up to {MAX_NAME_CHARS} printable "
+                "characters) behind the token"
             )
     if jobs and roles != {Role.AGENT}:
         raise ConfigError(f"auth.token_file: {where}: job= limits agents only: add role=agent")
-    return Grant(frozenset(roles or Role), frozenset(jobs) if jobs else None)
+    return Grant(frozenset(roles or Role), frozenset(jobs) if jobs else None, name)
+
+
+def _is_name(text: str) -> bool:
+    return 0 < len(text) <= MAX_NAME_CHARS and text.isprintable()

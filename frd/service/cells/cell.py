@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from frd import __version__
@@ -26,6 +26,8 @@ from frd.service.evidence.dumps import Dumper
 from frd.service.evidence.inquiries import Inquiries
 from frd.service.findings.evaluator import Evaluator
 from frd.service.findings.keepers import Keeper
+from frd.service.findings.people import People
+from frd.service.findings.silences import Silences
 from frd.service.ingest.collector import Home
 from frd.service.ingest.job_runs import REASON as JOB_NAME
 from frd.service.ingest.shared import Shared
@@ -52,6 +54,7 @@ class Common:
     """Called with changes of findings when they are published."""
     prepare: Callable[[Sequence[FindingEvent]], None] = lambda events: None
     """Called with the same changes before they are stored."""
+    silences: Silences = field(default_factory=Silences)
 
 
 class Cell:
@@ -97,6 +100,7 @@ class Cell:
             is_idle=self._is_idle if one_job else lambda: False,
         )
         self.evaluator.prepare = common.prepare
+        self.evaluator.people = People(common.silences)
         self.dumper = Dumper(
             inquiries,
             self.streams,

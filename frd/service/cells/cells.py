@@ -13,6 +13,7 @@ from frd.errors import ServiceUnavailable
 from frd.model import AttemptKey, Finding
 from frd.service.cells.cell import Cell
 from frd.service.cells.merged import add, evaluated_at, merge, nodes_of
+from frd.service.findings.people import Mark
 from frd.service.journal.payloads import Dismissal
 from frd.service.periodic import Faults
 from frd.service.state import Counters, DumpResult, NodeView, ServiceState
@@ -84,6 +85,11 @@ class Cells(dict[int, Cell]):
         """Findings that are published but not stored. Any thread may call this."""
         return [finding for cell in list(self.values()) for finding in cell.evaluator.kept_back()]
 
+    def is_asking(self, finding: Finding) -> bool:
+        """A rank that was asked about this open finding has not answered; see `Outcome.asking`."""
+        cell = self.get(self.number_of(finding.job))
+        return cell is not None and finding.id in cell.evaluator.asking
+
     async def dismiss(self, dismissal: Dismissal) -> Finding | None:
         """See `Evaluator.dismiss`."""
         for cell in list(self.values()):
@@ -91,10 +97,18 @@ class Cells(dict[int, Cell]):
                 return await cell.evaluator.dismiss(dismissal)
         return None
 
+    async def mark(self, finding: Finding, mark: Mark) -> Finding:
+        """See `Evaluator.mark`."""
+        return await self._cell_of(finding.job).evaluator.mark(finding, mark)
+
     async def take(
         self, key: AttemptKey, ranks: Sequence[int] | None, *, stacks: bool, timeout_s: float
     ) -> DumpResult:
         """See `Dumper.take`."""
-        if (cell := self.get(self.number_of(key.job))) is None:
-            raise ServiceUnavailable(f"job: {key.job!r}: another replica has it now: try again")
-        return await cell.dumper.take(key, ranks, stacks=stacks, timeout_s=timeout_s)
+        dumper = self._cell_of(key.job).dumper
+        return await dumper.take(key, ranks, stacks=stacks, timeout_s=timeout_s)
+
+    def _cell_of(self, job: str) -> Cell:
+        if (cell := self.get(self.number_of(job))) is None:
+            raise ServiceUnavailable(f"job: {job!r}: another replica has it now: try again")
+        return cell

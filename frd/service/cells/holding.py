@@ -14,6 +14,7 @@ from frd.service.cells.cell import Common
 from frd.service.cells.cells import WHOLE, Cells
 from frd.service.cells.homes import OneHome
 from frd.service.cells.owner import CellOwner
+from frd.service.findings.silences import LocalKeys
 from frd.service.ingest.collector import Home, Homes
 from frd.service.state import ClusterState
 from frd.store.findings import FindingStore
@@ -42,6 +43,7 @@ class Holding:
 async def hold_alone(
     common: Common, cells: Cells, store: FindingStore, restored: Restored
 ) -> Holding:
+    await common.silences.keep_in(LocalKeys(store))
     lease = LocalLease()
     archive = LocalArchive(common.config, store, common.now)
     owner = CellOwner(common, cells, archive, lease, restored)

@@ -30,6 +30,7 @@ from frd.service.cells.homes import ReplicaHomes
 from frd.service.cells.owner import CellOwner
 from frd.service.clocks.real_time import RealTime
 from frd.service.findings.keepers import SharedKeeper
+from frd.service.findings.silences import READ_EVERY_S
 from frd.service.journal.appending import Appender
 from frd.service.journal.kept_findings import KeptFindings
 from frd.service.journal.payloads import (
@@ -42,6 +43,7 @@ from frd.service.journal.payloads import (
 from frd.service.journal.reading import Recovered, recover
 from frd.service.journal.replicated import ReplicatedLog
 from frd.service.journal.runs import Budget
+from frd.service.periodic import repeat
 from frd.service.state import ClusterState
 from frd.store.findings import FindingStore
 
@@ -65,11 +67,14 @@ async def hold_replica(
     archive = SharedArchive(cluster, common.config, store, common.now)
     owner = CellOwner(common, cells, archive, cluster.lease, restored)
     archive.refused = owner.refused
-    copying = asyncio.create_task(_copy(cluster.findings, store))
+    await common.silences.keep_in(cluster.keys)
+    reading = repeat("reading silences", READ_EVERY_S, common.silences.read)
+    tasks = [asyncio.create_task(one) for one in (_copy(cluster.findings, store), reading)]
 
     async def close() -> None:
-        copying.cancel()
-        await asyncio.gather(copying, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await cluster.close()
 
     def state() -> ClusterState:

@@ -1,8 +1,8 @@
 """Takes dumps: asks the agents, stores answers as they arrive, and records ranks without an answer.
 
 A rank has answered when its dump is complete. Stacks are optional: summary.json lists the ranks
-without one. `rank_<rank>.json` is the agent's report, with two things that only the service knows:
-the clock's offset and the source of the dump.
+without one. `rank_<rank>.json` is the agent's report, also of a rank that has no dump, with the end
+of its log and two things that only the service knows: the clock's offset and the dump's source.
 """
 
 from __future__ import annotations
@@ -97,14 +97,14 @@ class Dumper:
 
     def _identities(self, key: AttemptKey, parts: _Parts) -> list[Piece]:
         answers = []
-        for rank, source in sorted(parts.sources.items()):
+        for rank in parts.known():
             clock = self._streams.clock(key, rank)
             identity = {
                 "job": key.job,
                 "attempt": key.attempt,
                 "rank": rank,
                 **parts.identity(rank),
-                "source": source,
+                "source": parts.sources.get(rank, ""),
                 **({} if clock is None else clock_json(clock.view(self._now()))),
             }
             text = json.dumps(identity, indent=1).encode("ascii")
@@ -140,6 +140,10 @@ class _Parts:
             elif answer.last:
                 self.sources[answer.rank] = answer.source
         return stored
+
+    def known(self) -> list[int]:
+        """Ranks that have a dump, or said at least what they are."""
+        return sorted(self.sources.keys() | self._identities.keys())
 
     def identity(self, rank: int) -> dict[str, Any]:
         """The agent's JSON object; empty when there is none, or it cannot be parsed."""

@@ -13,17 +13,19 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 from frd.engine.evidence.answers import Answer
 from frd.engine.evidence.questions import Question
 from frd.engine.matching.learned_pauses import JobPauses
 from frd.engine.views import StatusView
 from frd.errors import ServiceUnavailable
-from frd.model import AlignedNs, Change, Finding, FindingEvent, Kind
+from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState, Kind
 from frd.service.findings.keepers import Keeper
+from frd.service.findings.people import Mark, People
+from frd.service.findings.silences import Silences
 from frd.service.ingest.shared import Shared
 from frd.service.journal.log import Log
 from frd.service.journal.payloads import Dismissal, encode_pauses, encode_payload
@@ -39,8 +41,10 @@ PUBLISH_EVERY_S: Final = 1.0
 IDLE_PUBLISH_EVERY_S: Final = 5.0
 SAVE_WITHIN_S: Final = 3.0
 """How long an alert waits for the disk."""
-DISMISS_WITHIN_S: Final = 10.0
-"""How long closing a finding by hand may take: an evaluation, and the disk."""
+CHANGE_WITHIN_S: Final = 10.0
+"""How long what a person says of a finding may take: an evaluation, and the disk."""
+
+_T = TypeVar("_T")
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +83,8 @@ class Evaluator:
         """Gets the same changes as `publish`, before they are stored."""
         self.ask: Callable[[Sequence[Question]], None] = lambda questions: None
         """Gets what ranks are to be asked, once the findings are published."""
+        self.asking: frozenset[str] = frozenset()
+        """Of the findings that are published; see `Outcome`."""
         self._owed: list[Question] = []
         """Questions that are not asked yet."""
         self._settle = settle
@@ -87,6 +93,9 @@ class Evaluator:
         """The next evaluation may be up to `IDLE_TICK_S` away."""
         self._dismissals: list[tuple[Dismissal, asyncio.Future[Finding | None]]] = []
         """Dismissals that are not applied yet, each with the future that its caller awaits."""
+        self.people = People(Silences())
+        self._marked: list[tuple[Finding, asyncio.Future[Finding]]] = []
+        """Findings of which people have said something that is not published yet; the same."""
         self._unsaved: dict[str, FindingEvent] = {}
         """The last change of each finding that is not stored yet, by id."""
         self._unsaved_pauses: dict[str, JobPauses] = {}
@@ -120,20 +129,34 @@ class Evaluator:
         """
         closed: asyncio.Future[Finding | None] = asyncio.get_running_loop().create_future()
         self._dismissals.append((dismissal, closed))
+        return await self._evaluated(closed, f"{dismissal.finding}: not closed")
+
+    async def mark(self, finding: Finding, mark: Mark) -> Finding:
+        """Say something of a finding, open or closed; returns it once it is published and stored.
+
+        Raises:
+            Refused: others have said otherwise.
+            ServiceUnavailable: it was not published in time.
+        """
+        self.people.change(finding, mark)
+        marked: asyncio.Future[Finding] = asyncio.get_running_loop().create_future()
+        self._marked.append((finding, marked))
+        return await self._evaluated(marked, f"{finding.id}: not known to be changed")
+
+    async def _evaluated(self, done: asyncio.Future[_T], what: str) -> _T:
         self._wake.set()
         try:
-            async with asyncio.timeout(DISMISS_WITHIN_S):
-                return await closed
+            async with asyncio.timeout(CHANGE_WITHIN_S):
+                return await done
         except TimeoutError:
-            raise ServiceUnavailable(
-                f"finding: {dismissal.finding}: not closed: the service is too busy: "
-                "see its log, and try again"
-            ) from None
+            why = "the service is too busy: see its log, and try again"
+            raise ServiceUnavailable(f"finding: {what}: {why}") from None
 
     def take_up(self, findings: Sequence[Finding], pauses: Sequence[JobPauses]) -> None:
         """Go on with the open findings and the learned pauses of an earlier process."""
         now = self._now()
         self._engine.restore(findings, now)
+        self.people.take_up(findings)
         self._engine.recall(pauses)
         if self._engine.learned:
             self._record_pauses(now)
@@ -177,6 +200,7 @@ class Evaluator:
             return
         now = self._now()
         dismissals, self._dismissals = self._dismissals, []
+        marked: Sequence[tuple[Finding, asyncio.Future[Finding]]] = ()
         dismissed = [(done, self._dismiss(dismissal, now)) for dismissal, done in dismissals]
         events = [event for _, closing in dismissed for event in closing]
         self._settle(now)
@@ -193,24 +217,36 @@ class Evaluator:
         if (fault := self._shared.watermarks.take_fault()) is not None:
             faults.append(fault)
         every_s = IDLE_PUBLISH_EVERY_S if self._is_idle() else PUBLISH_EVERY_S
-        if not (events or learned) and now - self.state.status_view.at < every_s * 1e9:
+        changes = events or learned or self._marked
+        if not changes and now - self.state.status_view.at < every_s * 1e9:
             state = self.state
         else:
             await asyncio.sleep(0)  # with 98,304 ranks either half takes a tenth of a second
-            status_view = self._engine.status_view(now)
+            people, utc = self.people, AlignedNs(now + self._engine.utc_ahead_ns)
+            status_view = people.view(self._engine.status_view(now), utc)
+            events = [FindingEvent(one.change, people.said(one.finding, utc)) for one in events]
+            events += people.news(status_view, events)
+            marked = self._take_marked(status_view, utc)
+            ended = _ended(self.state.status_view, status_view)
             self.prepare(events)
-            await self._save([*events, *_ended(self.state.status_view, status_view)])
+            await self._save([*events, *_of_closed(marked), *ended])
             if self._is_abandoned:
                 return
             self._count(events)
             state = self._project(status_view)
+            people.published(status_view)
         self.state = replace(state, evaluated_at=self.state.evaluated_at if faults else now)
+        self.asking = outcome.asking
         self._publish(events)
         owed, self._owed = self._owed, []
         self.ask(owed)
+        closed = {event.finding.id: event.finding for event in events}
         for done, closing in dismissed:
             if not done.done():
-                done.set_result(closing[0].finding if closing else None)
+                done.set_result(closed[closing[0].finding.id] if closing else None)
+        for finding, waiting in marked:
+            if not waiting.done():
+                waiting.set_result(finding)
         if faults:
             raise faults[0]
 
@@ -220,6 +256,15 @@ class Evaluator:
             payload = encode_payload(dismissal)
             self._journal.record(RecordKind.DISMISSED, now, payload=payload)
         return closing
+
+    def _take_marked(
+        self, view: StatusView, utc: AlignedNs
+    ) -> list[tuple[Finding, asyncio.Future[Finding]]]:
+        """As they are now, with what has been said. The engine may have forgotten closed ones."""
+        marked, self._marked = self._marked, []
+        known = {finding.id: finding for finding in (*view.findings, *view.going_on)}
+        said = self.people.said
+        return [(known.get(one.id) or said(one, utc), done) for one, done in marked]
 
     def _record_pauses(self, now: AlignedNs) -> None:
         pauses = encode_pauses(self._engine.learned)
@@ -272,6 +317,12 @@ class Evaluator:
                 log.warning("finding %s opened: %s", finding.id, finding.summary)
             elif event.change is Change.CLOSED:
                 log.info("finding %s closed: %s", finding.id, finding.close_reason)
+
+
+def _of_closed(marked: Iterable[tuple[Finding, object]]) -> list[FindingEvent]:
+    """Those that were closed before people said something: they are only stored."""
+    closed = [finding for finding, _ in marked if finding.state is FindingState.CLOSED]
+    return [FindingEvent(Change.UPDATED, finding) for finding in closed]
 
 
 def _ended(before: StatusView, now: StatusView) -> list[FindingEvent]:

@@ -9,9 +9,6 @@ must not wait for a slow receiver.
 Each message is delivered at least once: until it is settled (accepted, refused or dropped), it is
 owed. The findings database keeps what is owed, and the next process goes on with it. Nothing here
 waits for that database.
-
-The URL is a secret: only `urllib` gets it. No message contains it, nor the text of an exception
-that might.
 """
 
 from __future__ import annotations
@@ -21,22 +18,17 @@ import logging
 import queue
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from frd import __version__
-from frd.config import NotifyTarget, checked_url
-from frd.credentials import read_credential
-from frd.errors import ConfigError
-from frd.model import Finding, FindingEvent
-from frd.service.findings.notices import Choice, News, body
-from frd.store.findings import Owed
+from frd.config import NotifyEvent, NotifyTarget
+from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState
+from frd.service.findings.delivery import Outcome, Result, check_files, post
+from frd.service.findings.messages import Notice, body
+from frd.service.findings.notices import HOLD_S, after, assumed, at_end
+from frd.store.findings import Notified, Owed
 
 MAX_QUEUED: Final = 256
 """Messages that wait for one target."""
@@ -45,35 +37,27 @@ _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
 _STOP_WITHIN_S: Final = 3.0
 """For what is in the queues when the service ends."""
-_TRY_AGAIN: Final = (408, 425, 429)
+_OPEN: Final = FindingState.OPEN
 
 log = logging.getLogger(__name__)
 
 
-class Result(StrEnum):
-    SENT = "sent"
-    FAILED = "failed"
-    """The request is repeated."""
-    REFUSED = "refused"
-    """The receiver refuses this message; it is not repeated."""
-    DROPPED = "dropped"
-    """The queue was full, the message too old, or its target is configured no more."""
+@dataclass(slots=True)
+class _Ready:
+    """Messages about a finding that are owed, and not in the queues yet."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """Of one request."""
-
-    result: Result
-    why: str = ""
-    wait_s: float = 0.0
-    """How long the receiver asks not to be called again."""
+    finding: Finding
+    since: AlignedNs
+    before: Notified
+    """What was known before them."""
+    messages: list[tuple[_Sender, Owed]]
+    is_published: bool = False
 
 
 class Notifier:
     """All targets. `url` says where people open the service, once it listens.
 
-    With `has_pages`, messages link to the page of the finding.
+    With `has_pages`, messages link to the page of the finding. `now` is UTC.
 
     Raises:
         ConfigError: from the constructor and from `adopt`, when a file cannot be used.
@@ -86,37 +70,42 @@ class Notifier:
         *,
         has_pages: bool = True,
         first_pause_s: float = _FIRST_PAUSE_S,
+        now: Callable[[], AlignedNs] = lambda: AlignedNs(time.time_ns()),
     ) -> None:
         self._results: Counter[tuple[str, Result]] = Counter()
         """By name of the target."""
         self._url = url
         self._has_pages = has_pages
         self._first_pause_s = first_pause_s
-        self._news = News()
+        self._now = now
+        self.is_asking: Callable[[Finding], bool] = lambda finding: False
+        """A rank that was asked about this finding has not answered: a message waits for it, at
+        most for `HOLD_S`, and then has the newest version of the finding."""
+        self._known: dict[str, Notified] = {}
+        """By id of the open finding."""
+        self._recalled: dict[str, Notified] = {}
+        """The same of an earlier process."""
         self._is_closed = False
-        self._ready: dict[str, list[tuple[_Sender, Owed]]] = {}
-        """Messages whose finding is not published yet, by its id."""
+        self._ready: dict[str, _Ready] = {}
+        """By id of the finding."""
         self._owed: dict[tuple[str, str], Owed] = {}
         """By target and key. All threads use it, in single steps."""
         for target in targets:
-            _check_files(target)
+            check_files(target)
         self._senders = [self._sender(target) for target in targets]
 
     def take_up(self, known: Sequence[Finding]) -> None:
         """`known` were open when the service started, or took their cell over: their opening is no
-        news."""
-        self._news.know(known)
-        for sender in self._senders:
-            sender.choice.know(known)
+        news, unless an earlier process has recorded that no message was made of it."""
+        for finding in known:
+            recalled = self._recalled.pop(finding.id, None)
+            self._known[finding.id] = recalled or assumed(finding, self._targets, self._now())
 
     def forget(self, left: Sequence[Finding]) -> None:
         """`left` are open, and their cell is no longer this process's."""
         for finding in left:
-            for _, message in self._ready.pop(finding.id, ()):
-                self._settle(message)
-        self._news.forget(left)
-        for sender in self._senders:
-            sender.choice.forget(left)
+            self._withdraw(finding.id)
+            self._known.pop(finding.id, None)
 
     def resume(self, owed: Iterable[Owed]) -> None:
         """Go on with what an earlier process owed."""
@@ -128,38 +117,59 @@ class Notifier:
             else:
                 self._results[message.target, Result.DROPPED] += 1
 
+    def recall(self, notified: Iterable[Notified]) -> None:
+        """What an earlier process has made messages of; `take_up` follows."""
+        self._recalled = {one.finding: one for one in notified}
+
     def prepare(self, events: Iterable[FindingEvent]) -> None:
         """Make the messages for changes, which are owed from now on; `see` sends them."""
         for event in events:
-            notices, finding = self._news.of(event), event.finding.id
-            for sender in self._senders:
-                if (notice := sender.choice.of(notices)) is not None:
-                    url, key = self._url(), f"{finding}-{notice.event}"
-                    content = body(notice, sender.target, url, has_pages=self._has_pages)
-                    message = Owed(sender.target.name, key, time.time_ns(), content)
-                    self._owed[message.target, key] = message
-                    self._ready.setdefault(finding, []).append((sender, message))
+            finding, known = event.finding, self._known.get(event.finding.id)
+            if event.change is Change.CLOSED:
+                if known is not None:
+                    del self._known[finding.id]
+                    self._add(finding, known, at_end(known, self._targets), self._now())
+            elif event.change is Change.OPENED:
+                self._follow(finding, Notified(finding.id))
+            elif known is not None:  # otherwise it is closed, or of another process
+                self._follow(finding, known)
 
     def owed(self) -> list[Owed]:
         """Any thread may call it."""
         return list(self._owed.values())
 
+    def notified(self) -> list[Notified]:
+        """Any thread may call it."""
+        return list(self._known.values())
+
     def see(self, events: Iterable[FindingEvent]) -> None:
-        """Queue the messages for changes that are published; does not block."""
+        """These changes are published: queue their messages, as far as they wait for no answer.
+        Does not block."""
         for event in events:
-            for sender, message in self._ready.pop(event.finding.id, ()):
-                sender.put(message)
+            if (ready := self._ready.get(event.finding.id)) is not None:
+                ready.is_published = True
+        self.look()
+
+    def look(self) -> None:
+        """Queue the messages that have waited long enough."""
+        for id_, ready in list(self._ready.items()):
+            if ready.is_published and not self._waits(ready):
+                self._send(id_)
 
     def adopt(self, targets: Sequence[NotifyTarget]) -> None:
         """Continue with these targets. A target that has not changed keeps its queue; the messages
         of changed and removed targets are dropped."""
         for target in targets:
-            _check_files(target)
+            check_files(target)
         kept = {sender.target: sender for sender in self._senders if sender.target in targets}
         for sender in self._senders:
             if sender.target not in kept:
                 sender.stop()
         self._senders = [kept.get(target) or self._sender(target) for target in targets]
+        names = {target.name for target in kept}
+        for id_, one in self._known.items():
+            left = tuple(name for name in one.targets if name in names)
+            self._known[id_] = one._replace(targets=left)
 
     def counted(self) -> Mapping[tuple[str, str], int]:
         """Requests by target and result, zeros included."""
@@ -171,6 +181,8 @@ class Notifier:
 
     def close(self) -> None:
         """Give queued messages a few seconds, then end. For a worker thread."""
+        for id_ in [id_ for id_, ready in self._ready.items() if ready.is_published]:
+            self._send(id_)
         for sender in self._senders:
             sender.stop(when_empty=True)
         deadline = time.monotonic() + _STOP_WITHIN_S
@@ -179,6 +191,52 @@ class Notifier:
         self._is_closed = True
         for sender in self._senders:
             sender.stop()
+
+    @property
+    def _targets(self) -> list[NotifyTarget]:
+        return [sender.target for sender in self._senders]
+
+    def _follow(self, finding: Finding, known: Notified) -> None:
+        """Replace what is not sent yet by messages about this version."""
+        now = since = self._now()
+        if (ready := self._ready.get(finding.id)) is not None and ready.finding.state is _OPEN:
+            known, since = ready.before, ready.since
+            self._withdraw(finding.id)
+        self._known[finding.id], messages = after(known, finding, self._targets, now)
+        self._add(finding, known, messages, since)
+
+    def _add(
+        self,
+        finding: Finding,
+        before: Notified,
+        messages: Sequence[tuple[str, NotifyEvent]],
+        since: AlignedNs,
+    ) -> None:
+        """Behind what is ready already."""
+        url, senders = self._url(), {sender.target.name: sender for sender in self._senders}
+        earlier = self._ready.get(finding.id)
+        made = earlier.messages if earlier is not None else []
+        for name, event in messages:
+            notice, sender = Notice(event, finding), senders[name]
+            content = body(notice, sender.target, url, has_pages=self._has_pages)
+            owed = Owed(name, f"{finding.id}-{event}", time.time_ns(), content)
+            self._owed[name, owed.key] = owed
+            made.append((sender, owed))
+        if made:
+            self._ready[finding.id] = _Ready(finding, since, before, made)
+
+    def _waits(self, ready: _Ready) -> bool:
+        is_early = 0 <= self._now() - ready.since < HOLD_S * 1e9
+        return is_early and ready.finding.state is _OPEN and self.is_asking(ready.finding)
+
+    def _send(self, finding_id: str) -> None:
+        for sender, message in self._ready.pop(finding_id).messages:
+            sender.put(message)
+
+    def _withdraw(self, finding_id: str) -> None:
+        if (ready := self._ready.pop(finding_id, None)) is not None:
+            for _, message in ready.messages:
+                self._settle(message)
 
     def _sender(self, target: NotifyTarget) -> _Sender:
         return _Sender(target, self._results, self._first_pause_s, self._settle)
@@ -199,7 +257,6 @@ class _Sender:
         settle: Callable[[Owed], None],
     ) -> None:
         self.target = target
-        self.choice = Choice(target)
         self._results = results
         self._first_pause_s = first_pause_s
         self._settle = settle
@@ -213,6 +270,9 @@ class _Sender:
         self.thread.start()
 
     def put(self, message: Owed) -> None:
+        if self._stopping.is_set():
+            self._drop(message)  # its target was changed or removed
+            return
         while self._queue.qsize() >= MAX_QUEUED:
             with contextlib.suppress(queue.Empty):
                 if (oldest := self._queue.get_nowait()) is not None:
@@ -233,7 +293,7 @@ class _Sender:
         """Repeat until the receiver accepts or refuses the message, or the message is too old."""
         pause_s = self._first_pause_s
         while not (self._stopping.is_set() or time.monotonic() > until_s):
-            outcome = _post(self.target, message)
+            outcome = post(self.target, message)
             self._count(outcome.result)
             self._log(outcome)
             if outcome.result is not Result.FAILED:
@@ -247,7 +307,7 @@ class _Sender:
         self._count(Result.DROPPED)
         self._settle(message)
 
-    def _log(self, outcome: _Outcome) -> None:
+    def _log(self, outcome: Outcome) -> None:
         """Log when a target stops accepting messages and when it accepts them again."""
         name, was_failing = self.target.name, self._is_failing
         if outcome.result is Result.REFUSED:
@@ -262,85 +322,3 @@ class _Sender:
     def _count(self, result: Result) -> None:
         with self._counting:  # `put` counts on another thread
             self._results[self.target.name, result] += 1
-
-
-# -- one request ---------------------------------------------------------------------------------
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Redirects are errors: the finding is only for the configured receiver."""
-
-    def redirect_request(self, *_: object) -> None:
-        return None
-
-
-def _post(target: NotifyTarget, message: Owed) -> _Outcome:
-    try:
-        url, headers = _url(target), _headers(target)
-        headers |= {"Content-Type": "application/json", "User-Agent": f"frd/{__version__}"}
-        headers["Idempotency-Key"] = f'"{message.key}"'
-        request = urllib.request.Request(url, message.body, headers, method="POST")
-        # A proxy of the environment would read what is not encrypted, the URL included.
-        proxies = urllib.request.getproxies() if url.startswith("https:") else {}
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _NoRedirects())
-        with opener.open(request, timeout=target.timeout_s):
-            return _Outcome(Result.SENT)
-    except ConfigError as error:
-        return _Outcome(Result.FAILED, str(error))
-    except urllib.error.HTTPError as error:
-        with error:
-            if error.code >= 500 or error.code in _TRY_AGAIN:
-                return _Outcome(Result.FAILED, f"HTTP {error.code}", _retry_after(error.headers))
-            advice = ": redirects are not followed" if error.code < 400 else ""
-            return _Outcome(Result.REFUSED, f"HTTP {error.code}{advice}")
-    except urllib.error.URLError as error:
-        why: Any = error.reason
-        text = why.strerror if isinstance(why, OSError) and why.strerror else type(why).__name__
-        return _Outcome(Result.FAILED, text)
-    except TimeoutError:
-        return _Outcome(Result.FAILED, "no answer in time")
-    except Exception as error:  # its text may contain the URL
-        return _Outcome(Result.FAILED, type(error).__name__)
-
-
-def _retry_after(headers: Any) -> float:
-    try:
-        return min(max(float(headers.get("Retry-After", 0)), 0.0), 300.0)
-    except ValueError:  # a date, which is not used with 429
-        return 0.0
-
-
-def _check_files(target: NotifyTarget) -> None:
-    _url(target)
-    _headers(target)
-
-
-def _url(target: NotifyTarget) -> str:
-    key = f"notify {target.name}: url_file"
-    if (text := _text(key, target.url_file)) is None:
-        return target.url
-    url = text.strip().partition("\n")[0].strip()
-    checked_url(f"{key}: {target.url_file}", url)
-    return url
-
-
-def _headers(target: NotifyTarget) -> dict[str, str]:
-    key, found = f"notify {target.name}: headers_file", {}
-    text = _text(key, target.headers_file) or ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        name, colon, value = line.partition(":")
-        is_name = name.strip().replace("-", "").isalnum() and name.isascii()
-        if not (colon and is_name and value.strip().isprintable() and value.isascii()):
-            raise ConfigError(f"{key}: {target.headers_file}: line {number}: write NAME: VALUE")
-        found[name.strip()] = value.strip()
-    return found
-
-
-def _text(key: str, path: Path | None) -> str | None:
-    data = read_credential(key, path)
-    try:
-        return None if data is None else data.decode()
-    except UnicodeDecodeError:
-        raise ConfigError(f"{key}: {path}: not UTF-8") from None

@@ -16,7 +16,7 @@ from typing import Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from frd.service.access.grants import Role, Tokens
+from frd.service.access.grants import GRANT, Role, Tokens
 from frd.service.access.refusals import Refusals
 from frd.service.http.answers import error_response
 from frd.service.http.runbooks import PREFIX as RUNBOOKS
@@ -59,7 +59,7 @@ class HttpGuard:
                 403, f"authorization: the token's role may not do this: use {role}"
             )
         else:
-            await self._app(scope, receive, send)
+            await self._app({**scope, GRANT: grant}, receive, send)
             return
         await answer(scope, receive, send)
 
@@ -90,9 +90,11 @@ def _is_open(path: str) -> bool:
 
 
 def _role(method: str, path: str) -> Role:
-    """Reading needs the role reader; changes (taking a dump, closing a finding) need operator.
+    """Reading needs the role reader; changes (taking a dump, what people say) need operator.
 
-    So does reading a dump, which holds the stack frames of the user's program.
+    So does reading a dump, which holds the stack frames of the user's program, and the end of a
+    log, which may hold anything.
     """
-    harmless = method in ("GET", "HEAD") and not path.startswith("/api/v1/dumps")
-    return Role.READER if harmless else Role.OPERATOR
+    is_log = path.startswith("/api/v1/findings/") and path.endswith("/log")
+    is_inside = is_log or path.startswith("/api/v1/dumps")
+    return Role.READER if method in ("GET", "HEAD") and not is_inside else Role.OPERATOR

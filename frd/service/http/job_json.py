@@ -14,8 +14,9 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from frd.do_now import shown_json
 from frd.engine.views import CELL_STATES, STATES, AttemptView, GroupMap, Histogram, OpenOp
-from frd.forms import finding_json, fold_ranks, utc_text
+from frd.forms import fold_ranks, utc_text
 from frd.model import Finding, RankState
 from frd.service.http.json_api import (
     age_s,
@@ -103,7 +104,7 @@ def rank_detail(state: ServiceState, view: AttemptView, rank: int) -> Json:
         "more_groups": more,
         "memory": memory_json(view.memory, {rank}),
         "findings": [
-            finding_json(finding)
+            shown_json(finding)
             for finding in _findings(state, view)
             if any(suspect.rank == rank for suspect in finding.suspects)
         ],

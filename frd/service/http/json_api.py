@@ -12,8 +12,9 @@ from dataclasses import asdict
 from typing import Any, Final, TypeAlias
 
 from frd.cluster.cells import CELLS
+from frd.do_now import shown_json
 from frd.engine.views import AttemptView, GroupView, RankView
-from frd.forms import finding_json, utc_text
+from frd.forms import utc_text
 from frd.model import AlignedNs, Finding, Kind
 from frd.service.clocks.view import clock_json
 from frd.service.http.answers import API_VERSION
@@ -35,14 +36,16 @@ _UNWATCHED: Final = "only its members that this job reports are watched, others 
 _STALLED: Final = (Kind.STALL, Kind.MISMATCH, Kind.ORDER)
 
 
-def jobs_json(state: ServiceState, stale: str | None = None) -> Json:
-    """The newest attempt of every job, by name; `stale`: the reason why it is out of date."""
+def jobs_json(state: ServiceState, stale: str | None = None, ended: Iterable[Json] = ()) -> Json:
+    """The newest attempt of every job, by name; `stale`: the reason why it is out of date; `ended`:
+    what is over."""
     latest = sorted(state.latest_attempts().items())
     opened = Counter(finding.job for finding in state.open_findings())
     closed = Counter(finding.job for finding in state.status_view.going_on)
     return {
         **head(state),
         "jobs": [_job_line(state, view, opened[job], closed[job]) for job, view in latest],
+        "ended": [*ended],
         "watching": watching_json(state, stale=stale),
         "warnings": _warnings(state),
     }
@@ -54,7 +57,7 @@ def findings_json(
     """`found`, with what is watched of all jobs or of one."""
     return {
         **head(state),
-        "findings": [finding_json(finding) for finding in found],
+        "findings": [shown_json(finding) for finding in found],
         "watching": watching_json(state, stale=stale, job=job),
         "warnings": _warnings(state, job),
     }
@@ -95,7 +98,7 @@ def job_json(
             if view.key in node.ranks
         ],
         "findings": [
-            finding_json(finding)
+            shown_json(finding)
             for finding in sorted(state.lasting_findings(), key=lambda f: -f.opened_at)
             if (finding.job, finding.attempt) == (view.key.job, view.key.attempt)
         ],

@@ -3,10 +3,11 @@
 Routes and what they do; `parameters` checks requests, the forms of answers are in `answers` and the
 modules ending in ``_json``. In a cluster, `peers` decides which replica answers.
 
-The API reads, takes dumps and closes findings; it can change nothing else. Web pages cannot take a
-dump or close a finding: the API accepts only the content type of JSON, which another site may not
-send, and no request with an Origin header, which browsers also add after DNS rebinding (a site
-whose name resolves to this service). The service's own page only reads.
+The API reads, takes dumps, and takes what people say of findings (`people`); it can change nothing
+else. Other web pages can do neither: the API accepts only the content type of JSON, which another
+site may not send, and checks the Origin header, which browsers also add after DNS rebinding (a site
+whose name resolves to this service). The service's own page takes no dumps. The replica that a
+client asks checks that, and forwards a request without the Origin.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 from starlette.applications import Starlette
@@ -24,12 +25,15 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from frd.address import silence_url
 from frd.decodable import decodable
+from frd.do_now import shown_json
 from frd.errors import ServiceUnavailable, StoreError
-from frd.forms import finding_json
-from frd.model import AlignedNs, Finding, FindingState, Kind
+from frd.model import AlignedNs, FindingState, Kind
 from frd.service.access.grants import Tokens
 from frd.service.access.refusals import Refusals
+from frd.service.evidence.logs import logs_json
+from frd.service.findings.silences import Refused
 from frd.service.http import parameters, runbooks
 from frd.service.http.answers import (
     API_VERSION,
@@ -40,22 +44,21 @@ from frd.service.http.answers import (
     json_answer,
     refuse,
 )
-from frd.service.http.health_json import health_json
+from frd.service.http.health_json import health_json, targets_json
 from frd.service.http.json_api import cluster_json, findings_json, job_json, jobs_json
+from frd.service.http.people import PeopleApi
 from frd.service.http.pictures import FORMS, Pictures
 from frd.service.http.web.events import Events
 from frd.service.http.web.pages import FILES, Pages
+from frd.service.http.web.past import Past
 from frd.service.http.web.session import PATH as SESSION
-from frd.service.http.web.session import Sessions
-from frd.service.journal.payloads import Dismissal
+from frd.service.http.web.session import OwnPage, Sessions
 from frd.service.metrics import collector
 from frd.service.view import ServiceView
 
 if TYPE_CHECKING:
     from frd.service.http.peers.peers import Peers  # needs httpx, which only a cluster needs
 
-MAX_REASON_CHARS: Final = 1000
-_SEE_FINDINGS: Final = "see /api/v1/findings or `frd findings --all`"
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
@@ -64,11 +67,6 @@ class _DumpRequest(msgspec.Struct, forbid_unknown_fields=True):
     ranks: str | None = None
     stacks: bool = False
     timeout_s: float = 10.0
-
-
-@decodable
-class _CloseRequest(msgspec.Struct, forbid_unknown_fields=True):
-    because: str
 
 
 class _Anything(PathConvertor):
@@ -90,6 +88,8 @@ class WebOptions:
     """Where browsers open the service; if empty, where the requests arrive."""
     refusals: Refusals = field(default_factory=Refusals, compare=False)
     """As of `HttpGuard`."""
+    alertmanager_url: str = ""
+    """Where people open Alertmanager; if empty, nothing links to it."""
 
 
 def create_app(
@@ -99,31 +99,35 @@ def create_app(
 ) -> Starlette:
     """The ASGI application of one service; `peers` are the other replicas of its cluster."""
     pictures = Pictures(view)
-    api, by = _Api(view, pictures), peers or _Alone()
+    people = PeopleApi(view)
+    api, by = _Api(view, pictures, people, web.alertmanager_url), peers or _Alone()
     sessions = Sessions(web.tokens, web.public_url, web.refusals)
     asked = {"jobs": by.jobs(api.jobs), "health": by.health(api.health), "job": by.owner(api.job)}
     events = Events(view, asked, web.tokens)
     timeline = by.keeper_of_timeline(pictures.timeline, pictures.keeps)
     routes = [
         Route("/metrics", api.metrics),
+        Route("/metrics/findings", api.metrics_of_findings),
         Route("/-/healthy", api.healthy),
         Route("/-/ready", by.ready(api.ready)),
         Route("/api/v1/jobs", asked["jobs"]),
-        Route("/api/v1/jobs/{job:anything}/dumps", by.owner(api.take_dump), methods=["POST"]),
+        Route(
+            "/api/v1/jobs/{job:anything}/dumps",
+            _refuse_pages(by.owner(api.take_dump)),
+            methods=["POST"],
+        ),
         Route("/api/v1/jobs/{job:anything}", asked["job"]),
         Route("/api/v1/health", asked["health"]),
         Route("/api/v1/events", events.stream),
         Route("/api/v1/findings", by.findings(api.findings)),
         Route("/api/v1/history", api.history),
-        Route(
-            "/api/v1/findings/{id:anything}/close",
-            by.owner_of_finding(api.close),
-            methods=["POST"],
-        ),
+        *_said(people, by.owner_of_finding, OwnPage(web.public_url, has_tokens=bool(web.tokens))),
         Route("/api/v1/findings/{id:anything}/timeline", timeline),
+        Route("/api/v1/findings/{id:anything}/log", by.holder(api.log, api.has_dump_of)),
         Route("/api/v1/findings/{id:anything}", by.owner_of_finding(api.finding)),
-        Route("/api/v1/dumps/{id:anything}", by.owner_of_dump(api.dump)),
+        Route("/api/v1/dumps/{id:anything}", by.holder(api.dump, api.has_dump)),
         Route("/api/v1/cluster", by.cluster(api.cluster)),
+        Route("/api/v1/targets", api.targets),
         Route(SESSION, sessions.show),
         Route(SESSION, sessions.sign_in, methods=["POST"]),
         Route(SESSION, sessions.sign_out, methods=["DELETE"]),
@@ -134,6 +138,7 @@ def create_app(
         routes=routes,
         exception_handlers={
             HTTPException: _http_error,
+            Refused: _conflict,
             StoreError: _unavailable,
             ServiceUnavailable: _unavailable,
             Exception: _broken,
@@ -146,6 +151,18 @@ def _pages() -> Iterator[Route]:
     yield Route(FILES + "{name:anything}", pages.file)
     for path in ("/", "/history", "/jobs/{name:anything}", "/findings/{name:anything}"):
         yield Route(path, pages.page)
+    yield Route("/{unknown:anything}", pages.unknown)
+
+
+def _said(people: PeopleApi, owner: Callable[[Handler], Handler], page: OwnPage) -> Iterator[Route]:
+    """What people say: of a finding, to the owner of its job; silences, to any replica."""
+    for handler in (people.ack, people.assign, people.note, people.silence, people.close):
+        path = f"/api/v1/findings/{{id:anything}}/{handler.__name__}"
+        yield Route(path, page.only(owner(handler)), methods=["POST"])
+    yield Route("/api/v1/silences", people.silences)
+    yield Route("/api/v1/silences", page.only(people.put_silence), methods=["POST"])
+    end = page.only(people.end_silence)
+    yield Route("/api/v1/silences/{id:anything}", end, methods=["DELETE"])
 
 
 class _Alone:
@@ -155,24 +172,39 @@ class _Alone:
     def jobs(handler: Handler) -> Handler:
         return handler
 
-    findings = health = cluster = ready = owner = owner_of_finding = owner_of_dump = jobs
+    findings = health = cluster = ready = owner = owner_of_finding = jobs
 
     @staticmethod
-    def keeper_of_timeline(handler: Handler, _: Callable[[str], bool]) -> Handler:
+    def holder(handler: Handler, _: Callable[[str], bool]) -> Handler:
         return handler
+
+    keeper_of_timeline = holder
 
 
 class _Api:
     """What this replica has."""
 
-    def __init__(self, view: ServiceView, pictures: Pictures) -> None:
+    def __init__(
+        self, view: ServiceView, pictures: Pictures, people: PeopleApi, alertmanager_url: str
+    ) -> None:
         self._view = view
         self._pictures = pictures
+        self._people = people
+        self._alertmanager_url = alertmanager_url
         self._runbooks = runbooks.load()
+        self._past = Past(view)
 
-    async def metrics(self, _: Request) -> Response:
-        text = await asyncio.to_thread(collector.render, self._view.state)
+    async def metrics(self, _: Request, *, of_findings: bool = False) -> Response:
+        text = await asyncio.to_thread(collector.render, self._view.state, of_findings=of_findings)
         return Response(text, headers={"content-type": collector.CONTENT_TYPE})
+
+    async def metrics_of_findings(self, request: Request) -> Response:
+        return await self.metrics(request, of_findings=True)
+
+    async def targets(self, _: Request) -> Response:
+        """For Prometheus' HTTP service discovery: agents that have a stream to this replica."""
+        state = self._view.state
+        return await json_answer(lambda: targets_json(state.nodes))
 
     async def healthy(self, _: Request) -> Response:
         return PlainTextResponse("frd is up\n")
@@ -184,7 +216,12 @@ class _Api:
 
     async def jobs(self, _: Request) -> Response:
         view = self._view
-        return await json_answer(lambda: jobs_json(view.state, view.not_ready()))
+
+        def answer() -> object:
+            state = view.state
+            return jobs_json(state, view.not_ready(), self._past.ended(state))
+
+        return await json_answer(answer)
 
     async def health(self, _: Request) -> Response:
         view = self._view
@@ -236,37 +273,23 @@ class _Api:
             last = found[-1] if len(found) == limit else None
             return {
                 "api_version": API_VERSION,
-                "findings": [finding_json(finding) for finding in found],
+                "findings": [shown_json(finding) for finding in found],
                 "next": last and f"{last.opened_at}.{last.id}",
             }
 
         return await json_answer(answer)
 
     async def finding(self, request: Request) -> Response:
-        found = await self._finding(request.path_params["id"])
-        return await json_answer(lambda: finding_json(found))
+        found, url = await self._people.finding(request.path_params["id"]), self._alertmanager_url
 
-    async def _finding(self, finding_id: str) -> Finding:
-        if (found := await asyncio.to_thread(self._view.finding, finding_id)) is not None:
-            return found
-        refuse(404, f"finding: {finding_id!r}: unknown here: {_SEE_FINDINGS}")
+        def answer() -> object:
+            before = self._past.before(found)
+            silence = {"silence_url": silence_url(url, found.id)} if url else {}
+            return shown_json(found) | ({"before": before} if before else {}) | silence
 
-    async def close(self, request: Request) -> Response:
-        """Close an open finding by hand; its incident opens no other finding while it lasts."""
-        finding_id = request.path_params["id"]
-        _refuse_pages(request)
-        asked = await parameters.body(request, _CloseRequest, "send because")
-        because = " ".join(asked.because.split())
-        if not 0 < len(because) <= MAX_REASON_CHARS:
-            refuse(400, f"because: {len(because)} characters: say why in 1 to {MAX_REASON_CHARS}")
-        closed = await self._view.published.dismiss(Dismissal(finding_id, because))
-        if closed is None:
-            known = await self._finding(finding_id)
-            refuse(409, f"finding: {finding_id}: closed already: {known.close_reason}")
-        return await json_answer(lambda: finding_json(closed))
+        return await json_answer(answer)
 
     async def take_dump(self, request: Request) -> Response:
-        _refuse_pages(request)
         view = parameters.find_attempt(self._view.state, request.path_params["job"], None)
         say = "send ranks (0-3,7), stacks and timeout_s"
         wanted = await parameters.body(request, _DumpRequest, say)
@@ -284,6 +307,18 @@ class _Api:
         }
         return await json_answer(lambda: answer, 201)
 
+    def has_dump(self, dump_id: str) -> bool:
+        return dump_id in self._view.dumps.ids()
+
+    def has_dump_of(self, finding_id: str) -> bool:
+        found = self._view.finding(finding_id)
+        return found is not None and self.has_dump(found.dump or "")
+
+    async def log(self, request: Request) -> Response:
+        """The last lines that the suspects logged, as they were when the finding opened."""
+        finding = await self._people.finding(request.path_params["id"])
+        return await json_answer(lambda: logs_json(finding, self._view.dumps))
+
     async def dump(self, request: Request) -> Response:
         dump_id = request.path_params["id"]
         stream = await asyncio.to_thread(self._view.dumps.tar, dump_id)
@@ -300,12 +335,16 @@ class _Api:
         name = request.path_params["name"]
         if (page := self._runbooks.get(name)) is None:
             refuse(404, f"runbook: {name!r}: unknown here: see {runbooks.PREFIX}")
-        return PlainTextResponse(page)
+        return page.answer(request)
 
 
-def _refuse_pages(request: Request) -> None:
-    if "origin" in request.headers:
-        refuse(403, "origin: web pages may not change anything: use the frd command")
+def _refuse_pages(handler: Handler) -> Handler:
+    async def answer(request: Request) -> Response:
+        if "origin" in request.headers:
+            refuse(403, "origin: web pages may not take dumps: use `frd dump`")
+        return await handler(request)
+
+    return answer
 
 
 # -- errors ------------------------------------------------------------------------------------
@@ -318,6 +357,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     bare = error.detail in ("Not Found", "Method Not Allowed")
     message = f"path: {request.url.path}: {known}: see the documented API" if bare else error.detail
     return error_response(error.status_code, message, error.headers)
+
+
+async def _conflict(_: Request, error: Exception) -> Response:
+    return error_response(409, str(error))
 
 
 async def _unavailable(_: Request, error: Exception) -> Response:

@@ -17,6 +17,7 @@ from frd.engine.state.lazy import MadeOnce
 from frd.model import AlignedNs, AttemptKey
 from frd.service.clocks.agent_clocks import AgentClock, SessionKey
 from frd.service.state import NodeView
+from frd.wire.messages import Hello
 
 
 @dataclass(slots=True)
@@ -30,6 +31,7 @@ class _Node:
     """`ranks` for views: replaced, never changed."""
     unreadable: tuple[str, ...] = ()
     stopped: bool = False
+    metrics: str = ""
     closing: set[int] = field(default_factory=set)
     """Streams with a goodbye."""
 
@@ -46,12 +48,12 @@ class Nodes:
         self._hosts: dict[tuple[AttemptKey, int], SessionKey] = {}
 
     def connected(
-        self, key: SessionKey, name: str, clock: AgentClock, stream: int, now: AlignedNs
+        self, key: SessionKey, hello: Hello, clock: AgentClock, stream: int, now: AlignedNs
     ) -> None:
-        node = self._nodes.setdefault(key, _Node(name, clock, now))
+        node = self._nodes.setdefault(key, _Node(hello.node, clock, now))
         if not node.streams:  # the agent sends these again
             node.unreadable, node.stopped, node.closing = (), False, set()
-        node.name, node.clock = name, clock
+        node.name, node.clock, node.metrics = hello.node, clock, hello.metrics
         node.streams.add(stream)
 
     def heard(self, key: SessionKey, now: AlignedNs) -> None:
@@ -110,7 +112,7 @@ class Nodes:
             (
                 *(node.name, key[0], (up := bool(node.streams)), up and node.heard_at >= late_at),
                 *(node.heard_at, node.clock.view(now), node.shown, key[1]),
-                *(node.unreadable if up else (), node.stopped),
+                *(node.unreadable if up else (), node.stopped, node.metrics if up else ""),
             )
             for key, node in self._nodes.items()
         ]

@@ -230,7 +230,7 @@ class Streams:
         )
         self._clocks.greeted(stream.clock, hello)
         stream.session.on_watermarks = partial(self._clocks.heard, stream.clock)
-        self.nodes.connected(key, hello.node, stream.clock, stream.id, now)
+        self.nodes.connected(key, hello, stream.clock, stream.id, now)
         self._journal.record(RecordKind.OPENED, now, stream.id)
         welcome = hello.protocol, self._version, self._instance, MAX_MESSAGE_BYTES
         stream.send(Welcome(*welcome, self._successor(), MIN_PING_MS))

@@ -40,8 +40,10 @@ class KeptFindings:
         return Record(RecordKind.FINDING, at, 0, restored.payload)
 
     def shared(self, finding: Finding) -> None:
-        """All replicas know that it is closed."""
-        self._unshared.pop(finding.id, None)
+        """All replicas know that it is closed, and what has been said of it up to this version."""
+        known = self._unshared.get(finding.id)
+        if known is not None and known.payload == encode_finding(finding):
+            del self._unshared[finding.id]
 
     def keep_dismissed(self, ids: Collection[str], at: AlignedNs) -> list[Record]:
         """See `Log`. Returns records of those that were dismissed and are over now."""

@@ -51,10 +51,12 @@ class Dismissal:
 
     finding: str
     because: str
+    by: str = ""
+    """Empty in journals of earlier releases."""
 
     @property
     def close_reason(self) -> str:
-        return f"closed by hand: {self.because}"
+        return f"closed by {self.by or 'hand'}: {self.because}"
 
 
 @decodable

@@ -3,11 +3,12 @@
 Nothing here counts or remembers, and every metric is defined in `frd.service.metrics.table`. The
 number of series is bounded, whatever users call their jobs and groups: only the newest attempt of a
 job is exported, label values have a maximum length, groups and ops beyond a limit share one series,
-and only suspects have a label `rank`.
+only suspects have a label `rank`, and only open findings one that is text.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
@@ -18,13 +19,14 @@ from prometheus_client import CollectorRegistry, ProcessCollector, exposition
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from frd.engine.views import AttemptView, GroupColumns, Histogram
+from frd.engine.findings.text import clean
+from frd.engine.views import AttemptView, GroupColumns, Histogram, MemoryView
 from frd.model import Kind, Severity
 from frd.service.clocks.pings import REASONS as CLOCK_REASONS
 from frd.service.evidence.asker import RAS_REPORT, WAIT_REPORT
 from frd.service.ingest.job_runs import REASON as JOB_NAME
 from frd.service.ingest.session import ROWS, SAMPLES
-from frd.service.metrics.table import MAX_SUSPECTS, METRICS
+from frd.service.metrics.table import MAX_SUSPECTS, METRICS, OF_FINDINGS
 from frd.service.state import (
     RANK_STATES,
     CellState,
@@ -55,6 +57,8 @@ _BY_ENGINE: Final = (
 TAKEOVERS: Final = ("start", "dead", "released")
 EVICTED: Final = (*_BY_ENGINE, "dumps", "journal_segments", "stored_findings")
 
+_TIME: Final = re.compile(r" for [0-9.]+ (s|min|h|d)( [0-9]+ (min|h))?\b")
+"""How long an effect has lasted: a label that changes each second would be a series each second."""
 _PROCESS: Final = ProcessCollector(registry=None)
 """The ``process_*`` metrics of the service's process."""
 
@@ -65,39 +69,48 @@ Values: TypeAlias = Mapping[str, defaultdict[Labels, float]]
 Histograms: TypeAlias = defaultdict[str, dict[Labels, Histogram]]
 
 
-def render(state: ServiceState) -> bytes:
-    """The text that a scrape of `state` gets."""
+def render(state: ServiceState, *, of_findings: bool = False) -> bytes:
+    """The text that a scrape of `state` gets; `of_findings`: only the series of findings, which
+    cost little however many ranks there are."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_StateCollector(state))
-    registry.register(_PROCESS)
+    registry.register(_StateCollector(state, of_findings))
+    if not of_findings:
+        registry.register(_PROCESS)
     return exposition.generate_latest(registry)
 
 
 class _StateCollector(Collector):
-    def __init__(self, state: ServiceState) -> None:
+    def __init__(self, state: ServiceState, of_findings: bool) -> None:
         self._state = state
+        self._of_findings = of_findings
 
     def collect(self) -> Iterator[Metric]:
         state, latest = self._state, self._state.latest_attempts()
         values: Values = {name: defaultdict(float) for name in METRICS}
         histograms: Histograms = defaultdict(dict)
+        _add_findings(values, state, latest)
+        if not self._of_findings:
+            self._add_others(values, histograms, latest)
+        for name, samples in values.items():
+            if name.startswith(OF_FINDINGS) or not self._of_findings:
+                yield _family(name, samples, histograms[name])
+
+    def _add_others(
+        self, values: Values, histograms: Histograms, latest: Mapping[str, AttemptView]
+    ) -> None:
+        state = self._state
         for name, view in latest.items():
             _add_job(values, state, name, view)
             _add_groups(values, label(name), view.group_columns())
             _merge(histograms["frd_collective_skew_seconds"], label(name), view.skew)
             _merge(histograms["frd_collective_duration_seconds"], label(name), view.duration)
-        # Jobs with an attempt or a remembered finding: a bounded set.
-        _add_findings(
-            values, state, sorted({*latest, *(f.job for f in state.status_view.findings)})
-        )
+            _merge(histograms["frd_collective_transfer_seconds"], label(name), view.transfer)
         for refused in state.refused_ranks:
-            values["frd_refused_ranks"][label(refused.job),] += refused.ranks
+            values["frd_refused_ranks"][of_job(refused.job, latest)] += refused.ranks
         _add_clocks(values, state.nodes)
         _add_own_health(values, state)
         if state.cluster is not None:
             _add_cluster(values, state.cluster)
-        for name, samples in values.items():
-            yield _family(name, samples, histograms[name])
 
 
 # -- the parts of the state ------------------------------------------------------------------
@@ -122,13 +135,13 @@ def _add_job(values: Values, state: ServiceState, name: str, view: AttemptView) 
         "frd_job_name_conflicts": state.name_conflicts.get(name, 0),
         "frd_job_failed": view.failure is not None,
         "frd_telemetry_gap_entries_total": view.gap_entries,
-        "frd_collectives_untimed_total": view.untimed,
-        "frd_nodes_unsynchronized": len(unsynchronized),
         "frd_unread_ranks": sum(map(len, unread_ranks(view, state.nodes).values())),
         "frd_agents_expected": 0 if view.ended else state.expected_agents.get(name, len(needed)),
         "frd_agents_reporting": 0 if view.ended else nodes["reporting"],
     }.items():
-        values[metric][job,] += value
+        values[metric][of_job(name, {name: view})] += value
+    values["frd_collectives_untimed_total"][job,] += view.untimed
+    values["frd_nodes_unsynchronized"][job,] += len(unsynchronized)
 
 
 def _add_groups(values: Values, job: str, groups: GroupColumns) -> None:
@@ -161,18 +174,31 @@ def _number(numbers: dict[str, int], name: str) -> int:
     return numbers.setdefault(name, len(numbers))
 
 
-def _add_findings(values: Values, state: ServiceState, jobs: Iterable[str]) -> None:
-    for name in jobs:
+def _add_findings(values: Values, state: ServiceState, latest: Mapping[str, AttemptView]) -> None:
+    # Jobs with an attempt or a remembered finding: a bounded set.
+    for name in sorted({*latest, *(f.job for f in state.status_view.findings)}):
         for kind in Kind:
-            key = (label(name), kind.value)
+            key = (*of_job(name, latest), kind.value)
             values["frd_findings_open"][key] += 0
             values["frd_findings_closed_by_hand"][key] += 0
             values["frd_findings_total"][key] += state.counters.findings.get((name, kind), 0)
     for finding in state.status_view.going_on:
-        values["frd_findings_closed_by_hand"][label(finding.job), finding.kind.value] += 1
+        key = (*of_job(finding.job, latest), finding.kind.value)
+        values["frd_findings_closed_by_hand"][key] += 1
+    values["frd_findings_corrected_total"][()] = state.counters.corrected
+    rising: dict[str, dict[int, str]] = defaultdict(dict)
+    now = state.utc(state.status_view.at)
     for finding in state.open_findings():
-        key = (label(finding.job), finding.kind.value)
+        key = (*of_job(finding.job, latest), finding.kind.value)
         values["frd_findings_open"][key] += 1
+        # All numbers of a straggler's effect grow.
+        effect = "" if finding.kind is Kind.STRAGGLER else _TIME.sub("", finding.effect)
+        texts = clean(finding.headline), clean(effect)
+        values["frd_finding_info"][label(finding.job), finding.id, *map(label, texts)] = 1
+        if finding.is_silenced(now):
+            values["frd_finding_silenced"][label(finding.job), finding.id] = 1
+        if finding.kind in (Kind.MEMORY_SPIKE, Kind.OOM):
+            rising[finding.job] |= {one.rank: one.node for one in finding.suspects}
         is_critical = finding.severity is Severity.CRITICAL
         values["frd_finding_opened_timestamp_seconds"][*key, finding.id] = finding.opened_at / 1e9
         values["frd_finding_critical"][*key, finding.id] = is_critical
@@ -181,6 +207,20 @@ def _add_findings(values: Values, state: ServiceState, jobs: Iterable[str]) -> N
             waits_for = suspect.waits_for.kind.value if suspect.waits_for is not None else ""
             of_suspect = str(suspect.rank), label(suspect.node), suspect.reason.value, waits_for
             values["frd_suspect"][*key, finding.id, *of_suspect] = 1
+    for job in latest.keys() & rising.keys():
+        _add_rises(values, label(job), latest[job].memory, rising[job])
+
+
+def _add_rises(values: Values, job: str, memory: MemoryView, nodes: Mapping[int, str]) -> None:
+    """The fastest rises of the ranks of `nodes`."""
+    found: defaultdict[Labels, float] = defaultdict(float)
+    for row, of in enumerate(memory.series):
+        if of.rank in nodes and (took_ns := int(memory.last_at[row] - memory.first_at[row])) > 0:
+            known = memory.recent[row][memory.recent[row] >= 0]
+            key = (job, str(of.rank), label(nodes[of.rank]), of.kind.value)
+            found[key] = max(found[key], float(known[-1] - known[0]) * 1e9 / took_ns)
+    fastest = sorted(found, key=lambda key: -found[key])[:MAX_SUSPECTS]
+    values["frd_memory_rise"].update({key: found[key] for key in fastest if found[key] > 0})
 
 
 def _add_clocks(values: Values, nodes: Iterable[NodeView]) -> None:
@@ -203,7 +243,6 @@ def _add_own_health(values: Values, state: ServiceState) -> None:
         "frd_ingest_entries_total": counters.entries,
         "frd_ingest_duplicate_entries_total": counters.duplicates,
         "frd_ingest_throttled_total": counters.throttled,
-        "frd_findings_corrected_total": counters.corrected,
         "frd_ingest_lag_seconds": state.ingest_lag_s,
         "frd_handshakes_failed_total": counters.handshakes_failed,
         "frd_loop_lag_seconds": state.loop_lag_s,
@@ -244,6 +283,12 @@ def _add_cluster(values: Values, cluster: ClusterState) -> None:
 
 
 # -- labels and families -----------------------------------------------------------------------
+
+
+def of_job(name: str, latest: Mapping[str, AttemptView]) -> Labels:
+    """The values of `frd.service.metrics.table.JOB`."""
+    view = latest.get(name)
+    return label(name), label(view.namespace) if view is not None else "", label(name)
 
 
 def label(text: str) -> str:

@@ -18,7 +18,12 @@ from prometheus_client.core import (
 
 Family: TypeAlias = type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
 MAX_SUSPECTS: Final = 16
-"""Series of `frd_suspect` for one finding."""
+"""Series of `frd_suspect` for one finding, and of `frd_memory_rise` for one job."""
+JOB: Final = ("job", "namespace", "training_job")
+"""The labels of series from which alerts about a job are made. Some set-ups of Prometheus overwrite
+`job`, which is the training job, too; `namespace` is that of its pods, and empty elsewhere."""
+OF_FINDINGS: Final = ("frd_finding", "frd_suspect", "frd_memory_rise")
+"""What the names of the series of ``/metrics/findings`` begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +79,19 @@ METRICS: Final[dict[str, Spec]] = {
         "that has not ended and has no reporting agent.",
     ),
     "frd_refused_ranks": _gauge(
-        ("job",),
+        JOB,
         "Ranks that run and are not watched: a limit of the service leaves no room for them, or "
         "another running job has the same name.",
     ),
     "frd_unread_ranks": _gauge(
-        ("job",),
+        JOB,
         "Watched ranks whose collectives cannot be read, with the reason in `frd findings`.",
     ),
     "frd_job_name_conflicts": _gauge(
-        ("job",), "Running jobs that are not watched because another running job has the same name."
+        JOB, "Running jobs that are not watched because another running job has the same name."
     ),
     "frd_job_failed": _gauge(
-        ("job",), "1 if the job died by itself and did not start again, for a day; otherwise 0."
+        JOB, "1 if the job died by itself and did not start again, for a day; otherwise 0."
     ),
     "frd_group_open_collectives": _gauge(
         ("job", "group"),
@@ -101,25 +106,37 @@ METRICS: Final[dict[str, Spec]] = {
     "frd_stall_threshold_seconds": _gauge(
         ("job", "group"), "Stall threshold of the group, learned from the job's pauses."
     ),
-    "frd_findings_open": _gauge(("job", "kind"), "Findings that are open now."),
+    "frd_findings_open": _gauge((*JOB, "kind"), "Findings that are open now."),
     "frd_findings_closed_by_hand": _gauge(
-        ("job", "kind"), "Findings that were closed by hand and go on: their trouble lasts."
+        (*JOB, "kind"), "Findings that were closed by hand and go on: their trouble lasts."
     ),
-    "frd_findings_total": _counter(("job", "kind"), "Findings opened since the service started."),
+    "frd_findings_total": _counter((*JOB, "kind"), "Findings opened since the service started."),
     "frd_findings_corrected_total": _counter(
         (), "Changes of open findings that name a rank no more, because a late answer cleared it."
     ),
     "frd_suspect": _gauge(
-        ("job", "kind", "finding", "rank", "node", "reason", "waits_for"),
+        (*JOB, "kind", "finding", "rank", "node", "reason", "waits_for"),
         "1 for each first cause that an open finding names with the highest confidence, at most "
         f"{MAX_SUSPECTS} a finding, with the kind of thing that it waits for, if that is known.",
     ),
     "frd_finding_opened_timestamp_seconds": _gauge(
-        ("job", "kind", "finding"), "When each open finding was opened, Unix time."
+        (*JOB, "kind", "finding"), "When each open finding was opened, Unix time."
     ),
     "frd_finding_critical": _gauge(
-        ("job", "kind", "finding"),
+        (*JOB, "kind", "finding"),
         "1 for each open finding that is critical, 0 for an open finding that is a warning.",
+    ),
+    "frd_finding_info": _gauge(
+        ("job", "finding", "headline", "effect"),
+        "1 for each open finding, with its cause and what it holds up as text for alerts.",
+    ),
+    "frd_finding_silenced": _gauge(
+        ("job", "finding"), "1 for each open finding that a person has silenced until later."
+    ),
+    "frd_memory_rise": _gauge(
+        ("job", "rank", "node", "kind"),
+        "Bytes a second by which memory of ranks that open findings about memory name rises, by "
+        f"kind of memory: the {MAX_SUSPECTS} fastest rises of a job.",
     ),
     "frd_collectives_matched_total": _counter(
         ("job", "group"), "Collectives completed by every member of the group."
@@ -130,6 +147,10 @@ METRICS: Final[dict[str, Spec]] = {
     "frd_collective_duration_seconds": _histogram(
         ("job", "op"),
         "Time between the first member joining a collective and its last known completion.",
+    ),
+    "frd_collective_transfer_seconds": _histogram(
+        ("job", "op"),
+        "Time between the last member joining a collective and its last known completion.",
     ),
     "frd_collectives_untimed_total": _counter(
         ("job",),
@@ -153,12 +174,12 @@ METRICS: Final[dict[str, Spec]] = {
         "1 for a node whose agent may not read what ranks publish, or does not watch all of them.",
     ),
     "frd_agents_expected": _gauge(
-        ("job",),
+        JOB,
         "Agents that are connected for the job's newest attempt, or host ranks of it that have not "
         "ended; 0 once it ended, or all of these agents were stopped.",
     ),
     "frd_agents_reporting": _gauge(
-        ("job",), "Expected agents that are connected and have reported recently."
+        JOB, "Expected agents that are connected and have reported recently."
     ),
     "frd_ingest_entries_total": _counter((), "Entry rows applied; duplicates do not count."),
     "frd_ingest_duplicate_entries_total": _counter(
@@ -186,7 +207,7 @@ METRICS: Final[dict[str, Spec]] = {
         (), "Time from the agent's sending of a message to its processing, slowest recent message."
     ),
     "frd_telemetry_gap_entries_total": _counter(
-        ("job",),
+        JOB,
         "Entries lost to overruns and resets of recorders, full outboxes, or while no agent read.",
     ),
     "frd_evicted_total": _counter(

@@ -120,6 +120,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- $address := include "frd.address" .root }}
 {{- .root.Files.Get .path
       | replace "page_url: http://127.0.0.1:9374/" (printf "page_url: %s/" $address)
+      | replace "http://127.0.0.1:9093/" (printf "%s/" (default "" .root.Values.config.alertmanager_url | trimSuffix "/"))
       | replace "http://127.0.0.1:9374/findings/" (printf "%s/findings/" $address)
       | replace "http://127.0.0.1:9374/runbooks/" (printf "%s/" (include "frd.runbooks" .root)) }}
 {{- end }}

@@ -10,6 +10,7 @@ import pytest
 
 from frd.cli import BLIND, FAILED, FINDINGS_PRESENT
 from frd.cli.client import Client
+from frd.cli.commands.findings.one import said_by
 from tests.world.daemons import STEADY, Stage, findings, frd, until
 
 pytestmark = [pytest.mark.torch, pytest.mark.recorder, pytest.mark.timeout(300)]
@@ -97,12 +98,11 @@ def _close_by_hand(stage: Stage, client: Client) -> None:
     lasts = frd("findings", "--http", http)  # the job is stopped
     assert lasts.returncode == FINDINGS_PRESENT
     assert lasts.stdout.split("\t")[:3] == [finding["id"], "stall", "goes on"]
+    said = f"closed by {said_by()} (unverified): I stopped it"
     stage.ranks[1].send_signal(signal.SIGCONT)
     replayed = frd("replay", str(stage.folder / "data" / "journal"), "--json")
     found: list[dict[str, Any]] = json.loads(replayed.stdout)["findings"]
-    assert [(f["id"], f["close_reason"]) for f in found] == [
-        (finding["id"], "closed by hand: I stopped it")
-    ]
+    assert [(f["id"], f["close_reason"]) for f in found] == [(finding["id"], said)]
 
 
 def _waited_s(client: Client) -> float:

@@ -67,6 +67,7 @@ def test_checkpoints_over_three_starts_and_a_restart_of_the_service() -> None:
         assert hang[0]["collective"]["waiting_s"] > CHECKPOINT_S, "a checkpoint is no hang"
         until(lambda: findings(http)[-1]["severity"] == "critical", "its second stage", 90)
         labels = f'finding="{hang[0]["id"]}",job="{stage.job}",kind="stall"'
+        labels += f',namespace="",training_job="{stage.job}"'
         lines = [
             line for line in fetch(http).splitlines() if line.startswith("frd_finding_critical{")
         ]

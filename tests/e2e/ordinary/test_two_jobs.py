@@ -112,7 +112,8 @@ def test_two_jobs_of_one_name_and_one_that_hangs(tmp_path: Path) -> None:
             assert until(lambda: not client.get("/api/v1/jobs")["warnings"])
             metrics = client.text("/metrics")
             assert 'frd_ingest_refused_total{reason="job_name"} 2.0' in metrics
-            assert 'frd_job_name_conflicts{job="train"} 0.0' in metrics
+            labels = 'job="train",namespace="",training_job="train"'
+            assert f"frd_job_name_conflicts{{{labels}}} 0.0" in metrics
             streams = re.findall(r": connected, job (\S+)", stage.log("agent"))
             assert sorted(streams) == ["other", "train"], stage.log("agent")
             assert "two running jobs are called train" in stage.log("agent")

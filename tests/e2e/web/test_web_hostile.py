@@ -8,12 +8,24 @@ from typing import Final
 from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
-from frd.model import Certainty, Finding, SuspectPhase, WaitKind, WaitsFor, Witness, WorkerStack
+from frd.forms import finding_json
+from frd.model import (
+    Address,
+    AlignedNs,
+    Certainty,
+    Finding,
+    Note,
+    SuspectPhase,
+    WaitKind,
+    WaitsFor,
+    Witness,
+    WorkerStack,
+)
 from tests.e2e.web.browser import Watched, overflow_px, section
 from tests.e2e.web.serving import Serving, hung, serving, stall
-from tests.world.views import NOW
+from tests.world.views import NOW, SECOND
 
 pytestmark = pytest.mark.xdist_group("web")  # one Chromium for all
 HOSTILE: Final = {
@@ -51,6 +63,7 @@ def finding_of(number: int, text: str) -> Finding:
             WaitKind.FILE_READ, Certainty.SEEN, text, text, text, 12, text, text, NOW, text=text
         ),
         phase=SuspectPhase((text, "step"), NOW),
+        address=Address(7, text, text, text, text, text, text, text, text),
     )
     return dataclasses.replace(
         base,
@@ -62,7 +75,15 @@ def finding_of(number: int, text: str) -> Finding:
         disagreement=text,
         ended_by=text,
         dump=None,
-        summary=f"summary {text}",
+        headline=f"headline {text}",
+        effect=f"effect {text}",
+        summary=f"headline {text}; effect {text}",
+        acknowledged_by=text,
+        acknowledged_at=NOW,
+        assigned_to=text,
+        notes=(Note(text, NOW, f"note {text}"),),
+        silenced_until_at=AlignedNs(NOW + 3600 * SECOND),
+        silenced_by=text,
     )
 
 
@@ -87,8 +108,16 @@ def check(page: Page) -> None:
 def test_a_hostile_name(service: Serving, watched: Watched, which: str) -> None:
     """On each page it is shown as it is written; links of its job and finding lead there."""
     text, seen = HOSTILE[which], SEEN[which]
+    to_do = {"text": text, "command": f"ls {text}", "args": ["ls", text]}
+
+    answer = {**finding_json(finding_of([*HOSTILE].index(which), text)), "do_now": [to_do]}
+
+    def add(route: Route) -> None:
+        route.fulfill(json=answer)
+
+    watched.page.route("**/api/v1/findings/*", add)
     page = watched.open(service.address)
-    expect(section(page, "Open findings")).to_contain_text(f"summary {seen}")
+    expect(page.locator("main")).to_contain_text(f"headline {seen}")
     check(page)
 
     section(page, "Jobs").get_by_role("link", name=seen, exact=True).click()
@@ -104,9 +133,13 @@ def test_a_hostile_name(service: Serving, watched: Watched, which: str) -> None:
     expect(section(page, "Process groups")).to_contain_text(seen)
     assert seen in page.title()
 
-    page.get_by_role("link", name=f"summary {seen}").first.click()
-    expect(page.get_by_role("heading", level=1)).to_have_text(f"summary {seen}")
+    page.get_by_role("link", name=f"headline {seen}").first.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"headline {seen}")
     for shown in (
+        f"effect {seen}",
+        f"ls {seen}",
+        "note ",
+        f"assigned to {seen}",
         f"evidence {seen}",
         f"doing {seen}",
         f"{seen}:7 in {seen}",

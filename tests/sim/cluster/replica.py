@@ -141,9 +141,10 @@ class SimReplica:
         homes = LateHomes()
         self.ingest = Ingest(homes, Admission(None, 1_000), stream_bytes_per_s=1 << 30)
         of_registry, of_log, of_findings = self._faults
+        keys = FakeRegistry(self._servers.keys, of_registry)
         self.lease = HeartbeatLease(
             SameLoop(),
-            FakeRegistry(self._servers.keys, of_registry),
+            keys,
             Replica(self.name, self.address, f"http://{self.name}:9374", "simulated"),
             clock=self.loop.time,
             wall=lambda: self._host.real(world.kernel.now) / 1e9,
@@ -153,7 +154,7 @@ class SimReplica:
             return FakeLog(self._servers.stream(cell), of_log)
 
         findings = FakeFindings(self._servers.findings, of_findings)
-        cluster = Cluster(self.lease, log, findings, _end)
+        cluster = Cluster(self.lease, log, findings, keys, _end)
         archive = SharedArchive(cluster, common.config, self._store, self.now)
         self.owner = CellOwner(
             common, self.cells, _WatchedArchive(self, archive), self.lease, lambda findings: None

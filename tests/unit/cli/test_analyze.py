@@ -90,7 +90,7 @@ def test_the_first_screen_says_who_why_and_who_waits(hanging: Path, shell: Shell
     """Verdict, first cause, evidence with the user's frame, victims, what next; in 80 columns."""
     screen = shell.drawn("analyze", hanging, code=FINDINGS_PRESENT).out
     for fact in (
-        "all_reduce #3 on default_pg waits for rank 2",
+        "Rank 2 is alive, but has not joined; holds up 3 ranks in all_reduce #3 of",
         "rank 2: alive, but has not joined (cpu_stuck)",
         "train.py:88 in step",
         "0-1,3 (3 ranks)",

@@ -81,8 +81,8 @@ def test_two_processes_on_one_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "what", "words"),
     [
-        (SeriesKind.HOST_USED, "host", "host memory of rank 1 rose first"),
-        (SeriesKind.TORCH_ALLOCATED, "allocator", "memory of rank 1 rose first"),
+        (SeriesKind.HOST_USED, "host", "Rank 1 (n0): its host memory rose first"),
+        (SeriesKind.TORCH_ALLOCATED, "allocator", "memory in torch's allocator rose first"),
     ],
 )
 def test_not_the_memory_of_a_device(

@@ -15,6 +15,7 @@ import termios
 import pytest
 
 from frd.cli import BLIND, FAILED, FINDINGS_PRESENT
+from frd.cli.commands.findings.one import said_by
 from frd.cli.screens.watching import watching_text
 from tests.unit.cli.shell import Shell
 from tests.world.daemons import run_program, until
@@ -143,6 +144,21 @@ def test_one_finding_ends_in_the_address_of_its_page(service: Service, ask: Shel
     assert ask("findings", "a/b ?", "--json", code=FINDINGS_PRESENT).json == odd
 
 
+def test_what_a_suspect_logged_last(service: Service, ask: Shell) -> None:
+    """Or why there is nothing; and nothing that a log says reaches the terminal as it is."""
+    log = {"rank": 1, "node": "node7", "path": "/logs/1.err", "lines": ["Killed\x07"], "why": ""}
+    none = {"rank": 2, "node": "node7", "path": "", "lines": [], "why": "its process is gone"}
+    service.says("/api/v1/findings/ab12", FINDING)
+    service.says("/api/v1/findings/ab12/log", {"ranks": [log, none]})
+    assert ask("findings", "ab12", "--log", code=FINDINGS_PRESENT).lines == [
+        "==> rank 1 on node7: /logs/1.err",
+        "Killed\\x07",
+        "==> rank 2 on node7: its process is gone",
+    ]
+    printed = ask("findings", "ab12", "--log", "--json", code=FINDINGS_PRESENT)
+    assert printed.json == {"ranks": [log, none]}
+
+
 def test_the_beginning_of_an_id_must_be_of_one_only(service: Service, ask: Shell) -> None:
     """Two findings begin alike: both are named, and none is closed."""
     twins = [{**FINDING, "id": f"abcd{n}"} for n in range(2)]
@@ -156,7 +172,9 @@ def test_closing_by_hand(service: Service, ask: Shell) -> None:
     service.says("/api/v1/findings/ab12", FINDING)
     service.says("/api/v1/findings/ab12/close", {**FINDING, "state": "closed"})
     closed = ask("findings", "close", "ab12", "--because", "a known pause")
-    assert service.asked[-1] == ("/api/v1/findings/ab12/close", b'{"because":"a known pause"}')
+    path, body = service.asked[-1]
+    assert path == "/api/v1/findings/ab12/close"
+    assert json.loads(body) == {"because": "a known pause", "by": said_by()}
     assert closed.out == "closed ab12: it hangs\n"
 
 

@@ -70,7 +70,7 @@ def test_the_page_says_what_the_screen_says() -> None:
     assert not seen.open
     text = " ".join(" ".join(seen.text).split())
     for fact in (
-        "all_reduce #2 on default_pg waits for rank 2",
+        "holds up 3 ranks in all_reduce #2 of default_pg",
         "Rank 2 : alive, but has not joined (high confidence)",
         "data.py:7 in load train.py:88 in step",
         "3 ranks only wait 0-1,3 (3 ranks)",

@@ -42,7 +42,7 @@ def test_a_common_cause_has_no_suspect(tmp_path: Path, shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("rises", "code", "answer"),
     [
-        (CLIMB, FINDINGS_PRESENT, "opus: GPU memory of rank 1 rose first"),
+        (CLIMB, FINDINGS_PRESENT, "opus: Rank 1 (n0): its GPU memory rose first"),
         (plus(CALM, step(20, 0.3)), 0, "no memory trouble; opus: memory of rank 1 rose first"),
     ],
     ids=["a finding", "a rise that is too small for a finding"],

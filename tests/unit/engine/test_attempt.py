@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from frd.model import (
     POLL,
     REST,
     UNKNOWN_SEQ,
+    Address,
     AttemptKey,
     Flags,
     GroupInfo,
@@ -31,6 +33,20 @@ from tests.world.messages import BOTH
 from tests.world.observe import rank_info
 
 # -- declarations --------------------------------------------------------------------------------
+
+
+def test_the_namespace_of_a_job_is_that_of_most_of_its_ranks() -> None:
+    """It is unknown until agents report it; a rank that starts again elsewhere counts there."""
+    job = Job()
+    assert job.attempt.view(at(0)).namespace == ""
+    for rank, namespace in enumerate(("ml", "ml", "test")):
+        info = replace(rank_info(rank, pid=50 + rank), address=Address(namespace=namespace))
+        job.attempt.rank(info)
+    assert job.attempt.view(at(1)).namespace == "ml"
+    for rank in (0, 3):
+        info = replace(rank_info(rank, pid=90 + rank), address=Address(namespace="test"))
+        job.attempt.rank(info)
+    assert job.attempt.view(at(2)).namespace == "test"
 
 
 def test_handles_are_stable() -> None:
@@ -318,6 +334,7 @@ def test_what_all_members_completed_is_matched(apart: bool) -> None:
     assert sum(skew.counts) == 3
     assert skew.total == pytest.approx(3 * 0.06)
     assert view.duration["all_reduce"].total == pytest.approx(0.5 + 0.499 + 0.498)
+    assert view.transfer["all_reduce"].total == pytest.approx(0.44 + 0.439 + 0.438)
 
 
 def test_ends_of_ops_that_are_kept_no_more_are_passed_over() -> None:

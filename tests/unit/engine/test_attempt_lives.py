@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from frd.engine.findings.builder import suspect
 from frd.engine.policy import Policy
 from frd.engine.views import AttemptView
 from frd.errors import WireError
-from frd.model import AlignedNs, RankInfo, RankState, Reason, Severity
+from frd.model import Address, AlignedNs, Confidence, RankInfo, RankState, Reason, Severity
 from tests.world.job import Job
 from tests.world.scene import named
 
@@ -91,6 +94,22 @@ def test_a_world_that_grows_is_no_error() -> None:
     for rank in range(4):
         job.engine.rank(job.attempt, RankInfo(rank, 4, "n", "b", 800 + rank), job.now)
     assert views(job)[0].world_size == 4
+
+
+def test_a_dead_rank_keeps_its_address() -> None:
+    """Its agent is started again and finds nothing of the process that it declares; another process
+    of the rank has no part of that address. In findings an address is printable."""
+    job = Job(2, POLICY)
+    info = RankInfo(1, 2, "n", "b", 801, address=Address(801, "python\x1b[2J\n" + "x" * 4_000))
+    job.engine.rank(job.attempt, info, job.now)
+    job.engine.rank(job.attempt, replace(info, address=None), job.now)
+    snapshot = job.attempt.snapshot(job.now)
+    found = suspect(snapshot, 1, Reason.EXITED, Confidence.HIGH).address
+    assert found is not None
+    assert (found.pid, found.command[:11], len(found.command)) == (801, "python\ufffd[2J ", 300)
+    job.engine.rank(job.attempt, RankInfo(1, 2, "n", "b", 802), job.now)
+    snapshot = job.attempt.snapshot(job.now)
+    assert suspect(snapshot, 1, Reason.EXITED, Confidence.HIGH).address is None
 
 
 def test_an_attempt_without_agents_ends() -> None:

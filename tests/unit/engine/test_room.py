@@ -12,7 +12,16 @@ from frd.engine.engine import Engine
 from frd.engine.policy import Policy
 from frd.engine.room import OF_ATTEMPT, Room
 from frd.errors import WireError
-from frd.model import AttemptKey, GroupInfo, RankInfo, RankState, SeriesInfo, SeriesKind, Signature
+from frd.model import (
+    Address,
+    AttemptKey,
+    GroupInfo,
+    RankInfo,
+    RankState,
+    SeriesInfo,
+    SeriesKind,
+    Signature,
+)
 from tests.world.job import START, Job
 
 S = 1_000_000_000
@@ -84,8 +93,9 @@ def test_long_texts_take_room() -> None:
     before = attempt.objects
     attempt.group(GroupInfo("n" * 4_000, "d" * 4_000))
     attempt.rank(RankInfo(0, 4, "n", "b", 1, devices=("GPU-" + "x" * 60,) * 64))
+    attempt.rank(RankInfo(1, 4, "n", "b", 1, address=Address(command="x" * 4_000)))
     attempt.signature(Signature("nccl", "op", ((1, 2, 3),) * 1_000))
-    assert attempt.objects - before > 60 + 90 + 2_000
+    assert attempt.objects - before > 60 + 90 + 30 + 2_000
 
 
 def test_a_rank_that_is_refused_takes_no_room() -> None:

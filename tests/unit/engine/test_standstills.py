@@ -90,9 +90,9 @@ def test_all_ranks_read_from_one_dead_mount() -> None:
     finding = still.opened(4)
     assert (finding.kind, finding.severity) == (Kind.STANDSTILL, Severity.WARNING)
     assert [one.confidence for one in finding.suspects] == [Confidence.MEDIUM] * 4
-    assert finding.summary.startswith("nothing of the job has moved since ")
     where = "at train.py:88 in step: it has been in read() of /data/shard"
-    assert finding.summary.endswith(f": ranks 0-3 {where}")
+    assert finding.headline == f"Ranks 0-3 {where}"
+    assert finding.effect.startswith("nothing of the job has moved since ")
     assert finding.suspects[0].evidence.startswith(f"has been at rest {where}")
     assert still.run(10 * AFTER_S) == []
     assert still.job.only().severity is Severity.WARNING
@@ -103,9 +103,9 @@ def test_a_rank_whose_file_is_known_comes_first() -> None:
     still = Still(REST, NATIVE, NATIVE, REST)
     blocked(still.rests(REST, [3], "load.py:7 in load"), 3)
     finding = still.opened()
-    assert finding.summary.endswith(
-        ": rank 3 at load.py:7 in load: it has been in read() of /data/shard; "
-        "rank 0 at train.py:88 in step; ranks 1-2 in a native call at train.py:88 in step"
+    assert finding.headline == "Rank 3 at load.py:7 in load: it has been in read() of /data/shard"
+    assert finding.effect.endswith(
+        "; rank 0 at train.py:88 in step; ranks 1-2 in a native call at train.py:88 in step"
     )
     sure = {one.rank: one.confidence for one in finding.suspects}
     assert sure == {3: Confidence.MEDIUM, 0: Confidence.LOW}

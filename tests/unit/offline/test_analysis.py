@@ -333,7 +333,7 @@ def test_waiting_times_count_to_the_latest_known_time() -> None:
     (finding,) = analyze(folder.trace()).findings
     assert finding.collective is not None
     assert finding.collective.waited_s == pytest.approx(8.5)
-    assert "has waited" not in finding.summary
+    assert " for " not in finding.effect
 
 
 def test_a_trace_in_which_all_is_well() -> None:

@@ -150,7 +150,7 @@ def test_a_given_clock_that_is_wrong_is_named() -> None:
     found = analyze(folder.trace())
     (finding,) = found.findings
     assert finding.kind is Kind.CLOCK_UNSYNCHRONIZED
-    assert finding.summary.startswith("the clock of n2 (rank 2) is wrong or has stepped, by ")
+    assert finding.headline == "The clock of n2 (rank 2) is wrong or has stepped"
     assert "by 2.5 s or more" in finding.summary
     assert (found.fault, found.clock_uncertainties_ns[2]) == (False, None)
     assert found.clock_uncertainties_ns[3] == 100_000

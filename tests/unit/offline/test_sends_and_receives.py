@@ -142,7 +142,7 @@ def test_a_receive_that_is_larger_than_its_send() -> None:
     (finding,) = analysis.findings
     assert finding.kind is Kind.MISMATCH
     assert {s.confidence for s in finding.suspects} == {Confidence.MEDIUM}
-    assert "rank 1 receives [[3]] where rank 0 sends [[1]]" in finding.summary
+    assert "Rank 1 receives [[3]] where rank 0 sends [[1]]" in finding.summary
 
 
 def test_sizes_that_differ_within_batches() -> None:

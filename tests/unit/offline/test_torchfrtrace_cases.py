@@ -273,9 +273,8 @@ def test_a_rank_without_a_file_is_unknown_and_not_guilty() -> None:
     found = analysis([done, stuck], [done, stuck], world=3)
     assert suspects(found) == {}
     assert only(found).unknown == (2,)
-    assert only(found).summary.endswith(
-        "the cause may be rank 2, of which the dumps show too little: take a dump of rank 2"
-    )
+    assert only(found).headline == "The cause may be rank 2, of which the dumps show too little"
+    assert only(found).summary.endswith("; take a dump of rank 2")
     assert found.summary == f"{only(found).summary}; no dump of rank 2"
     assert found.missing_ranks == (2,)
     assert found.collectives[1].unknown_ranks == (2,)

@@ -57,8 +57,8 @@ def test_a_panel_explains_itself(panel: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
-def test_a_dashboard_fits_on_two_screens(name: str) -> None:
-    """Rows are full, nothing overlaps, and all of it is 32 units high or less."""
+def test_a_dashboard_fits_on_three_screens(name: str) -> None:
+    """Rows are full, nothing overlaps, and all of it is 40 units high or less."""
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARDS[name]["panels"]:
         at = panel["gridPos"]
@@ -70,7 +70,7 @@ def test_a_dashboard_fits_on_two_screens(name: str) -> None:
         assert not taken & cells, panel["title"]
         taken |= cells
     height = 1 + max(y for _, y in taken)
-    assert height <= 32
+    assert height <= 40
     assert len(taken) == 24 * height
 
 

@@ -24,6 +24,7 @@ from frd import config
 from frd.cli import BLIND, FAILED, FINDINGS_PRESENT, USAGE, cli
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cluster import INSTALL
+from frd.do_now.table import TABLE
 from frd.engine.evidence.questions import MAX_RANKS, Occasion
 from frd.engine.views import MemoryView as AttemptMemory
 from frd.model import Confidence, Kind, RankState, Reason, SeriesInfo, SeriesKind
@@ -39,6 +40,7 @@ from frd_agent.node_time import NodeTime
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.endpoint import Endpoint
 from frd_agent.uplink.uplinks import Limits, Uplinks
+from scripts import runbooks
 from tests.docs import parsers
 from tests.docs.pages import commands
 from tests.world.http_api import Client as ApiClient
@@ -340,6 +342,21 @@ def test_every_metric_is_documented_with_its_labels(
     )
     documented = {name: tuple(labels.split(",")) if labels else () for name, labels in rows}
     assert documented == exported
+
+
+def test_runbooks_have_the_steps_of_findings() -> None:
+    """`python -m scripts.runbooks` changes nothing, and each case of the table is in a runbook."""
+    for name in runbooks.CASES:
+        page = text(DOCS / f"runbooks/{name}.md")
+        assert runbooks.written(name, page) == page, "run: python -m scripts.runbooks"
+    assert {case for cases in runbooks.CASES.values() for case in cases} == TABLE.keys()
+
+
+def test_every_metric_is_in_a_panel_or_a_rule() -> None:
+    """What frd exports is shown or watched somewhere."""
+    used = {name for page in (*RULES, *DASHBOARDS) for name in METRIC.findall(text(page))}
+    used |= {name.removesuffix(part) for name in used for part in HISTOGRAM_PARTS}
+    assert METRICS.keys() | agent_metrics().keys() <= used
 
 
 def test_every_alert_has_a_row_and_a_runbook() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from frd.model import Kind
 from tests.world.daemons import run_program
 from tests.world.prometheus import ROOT, documented
 
@@ -47,11 +49,27 @@ def test_alerts_fire_stay_and_resolve(tests: Path) -> None:
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
 def test_an_alert_says_enough(rule: dict[str, Any]) -> None:
-    """Each has a severity, what it says, a page and a runbook, and stays up while a scrape is
-    missed."""
+    """Each has a severity, what it says, a page and a runbook, of a finding a link to
+    Alertmanager's form, too; and it stays up while scrapes are missed, every 2 s or every 15 s."""
     assert rule["labels"]["severity"]
-    assert set(rule["annotations"]) == {"summary", "description", "page_url", "runbook_url"}
-    assert rule["keep_firing_for"] == "30s"
+    says = {"summary", "description", "page_url", "runbook_url"}
+    of_finding = "kind, finding" in rule["expr"]
+    assert set(rule["annotations"]) == says | ({"silence_url"} if of_finding else set())
+    assert rule["keep_firing_for"] == ("30s" if "frd_finding_" in rule["expr"] else "1m")
+
+
+def test_no_alert_of_a_finding_fires_while_it_is_silenced() -> None:
+    """Every rule about findings rests, whatever their kind; lost telemetry is an alert by its
+    counter."""
+    of_findings = [rule["expr"] for rule in ALERTS if "frd_finding_" in rule["expr"]]
+    assert set(Kind) - {Kind.TELEMETRY_GAP} == {
+        kind
+        for expression in of_findings
+        for found in re.findall(r'kind=~?"([a-z_|]+)"', expression)
+        for kind in found.split("|")
+    }
+    for expression in of_findings:
+        assert "unless on (job, finding) frd_finding_silenced == 1" in expression
 
 
 def test_every_alert_is_seen_to_fire_and_to_resolve() -> None:

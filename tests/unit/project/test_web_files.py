@@ -11,12 +11,12 @@ import pytest
 ROOT = Path(__file__).parents[3]
 WEB = ROOT / "frd/web"
 OWN = sorted(path for path in WEB.rglob("*.js") if "vendor" not in path.parts)
-MOST_BYTES = 300_000
+MOST_BYTES = 350_000
 MOST_LINES = 300
 
 
 def test_the_page_is_small() -> None:
-    """All that a browser may load is below 300 kB, uncompressed."""
+    """All that a browser may load is below 350 kB, uncompressed."""
     assert sum(path.stat().st_size for path in WEB.rglob("*") if path.is_file()) < MOST_BYTES
 
 

@@ -57,10 +57,22 @@ def test_limits_behind_a_token(tmp_path: Path) -> None:
     assert not operator.may(Role.AGENT)
 
 
+def test_a_token_has_a_name(tmp_path: Path) -> None:
+    """Percent-encoded, as jobs are; a certificate that narrows its jobs leaves it."""
+    line = f"{OPERATOR} name=Ann%20B%C3%A9 role=operator"
+    grant = tokens(tmp_path / "tokens", line).grant(f"Bearer {OPERATOR}")
+    assert grant is not None
+    assert grant.name == grant.narrowed(["urn:frd:job:c"]).name == "Ann B\u00e9"
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
         ("", "contains no token"),
+        (f"{ALL} name=", "not a limit"),
+        (f"{ALL} name=a%0Ab", "not a limit"),
+        (f"{ALL} name=a name=b", "not a limit"),
+        (f"{ALL} name={'a' * 101}", "not a limit"),
         ("short", "5 characters"),
         (f"{ALL} jobs=x", "not a limit"),
         (f"{ALL} role=king", "not a limit"),

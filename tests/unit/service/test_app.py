@@ -66,10 +66,10 @@ async def test_links_have_the_address_that_people_use(
 
     class Silent(Notifier):
         def __init__(
-            self, targets: Sequence[NotifyTarget], url: Callable[[], str], *, has_pages: bool
+            self, targets: Sequence[NotifyTarget], url: Callable[[], str], **more: Any
         ) -> None:
-            made.append((url(), has_pages))
-            super().__init__(targets, url, has_pages=has_pages)
+            made.append((url(), more["has_pages"]))
+            super().__init__(targets, url, **more)
 
     monkeypatch.setattr(app_module, "Notifier", Silent)
     config = Config(

@@ -24,7 +24,7 @@ from frd.model import (
     FindingEvent,
     FindingState,
 )
-from frd.store.findings import SCHEMA_VERSION, FindingStore, Owed
+from frd.store.findings import SCHEMA_VERSION, FindingStore, Notified, Owed
 from tests.world.timelines import finding as hang
 
 SECOND = 1_000_000_000
@@ -231,6 +231,8 @@ def test_a_database_of_an_earlier_version(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("DROP TABLE pauses")  # what version 2 added
         db.execute("DROP TABLE outbox")  # what version 3 added
+        db.execute("DROP TABLE kept")  # what version 4 added
+        db.execute("DROP TABLE notified")  # what version 4 added
         db.execute("PRAGMA user_version = 1")
     with closing(FindingStore(path)) as store:
         assert store.open_findings() == [stored]
@@ -329,14 +331,31 @@ def test_messages_are_stored_with_their_finding(store: FindingStore) -> None:
     assert store.get(finding(4).id) is None
 
 
+def test_what_was_sent_is_stored_with_its_finding(store: FindingStore) -> None:
+    """By finding, as long as it is open, and only as it is now."""
+    one, two = Notified("a", ("opened",), ("chat", 'b"\ud800')), Notified("b")
+    known = [one, two]
+    store.notified = lambda: known
+    store.save([opened(finding(1))])
+    assert sorted(store.were_notified()) == known
+    known[:] = [two._replace(events=("opened", "critical"))]
+    store.keep_owed()
+    assert store.were_notified() == known
+
+
 def test_a_damaged_outbox(store: FindingStore) -> None:
     """Values of another kind do no harm."""
     store.owed = lambda: [Owed("chat", "a-opened", 1, b"x")]
+    store.notified = lambda: [Notified("a", ("opened",))]
     store.keep_owed()
     with closing(sqlite3.connect(store.path)) as db, db:
         db.execute("UPDATE outbox SET since_ns = 'soon', body = 7, key = x'ff'")
+        db.execute("UPDATE notified SET events = 7")
     (message,) = store.outbox()
     assert (message.since_ns, message.body) == (0, b"7")
+    assert store.were_notified() == []
+    store.keep_owed()
+    assert store.were_notified() == [Notified("a", ("opened",))]
 
 
 def test_a_database_locked_by_another_process(store: FindingStore) -> None:

@@ -12,6 +12,7 @@ from frd.errors import WireError
 from frd.model import (
     MAX_WORLD_SIZE,
     YEAR_2200_NS,
+    Address,
     AttemptKey,
     ChannelColumns,
     EntryColumns,
@@ -68,11 +69,12 @@ NOW = 1_790_000_000_000_000_000
 RAW = 7_000_000_000
 HELLO = Hello(2, "0.2.0", "node-a", "boot-a", "session-a", NodeNs(NOW), NodeRawNs(RAW))
 SIGNATURE = Signature("gloo", "all_reduce", ((4, 4),), ((4, 4),), ("Float",), ("Float",))
+ADDRESS = Address(12, "python t.py", "alice", "0af1", "4711", "0", "research", "t-0", "/logs/1")
 DECLARE = Declare(
     attempts=(AttemptDecl(0, AttemptKey("job", 0), 4), AttemptDecl(1, AttemptKey("job", 1), 0)),
     ranks=(
         RankDecl(0, 0, RankInfo(0, 4, "node-a", "boot-a", 11, 0, "2.13", ("gloo",), ("GPU-1",))),
-        RankDecl(1, 0, RankInfo(1, 4, "node-a", "boot-a", 12)),
+        RankDecl(1, 0, RankInfo(1, 4, "node-a", "boot-a", 12, address=ADDRESS)),
         RankDecl(2, 1, RankInfo(0, 0, "node-a", "boot-a", 13)),
     ),
     groups=(

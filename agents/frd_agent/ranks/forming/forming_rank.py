@@ -8,11 +8,13 @@ from what its tap wrote last.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from frd.forms import exit_text
 from frd.model import NodeRawNs, RankState, RankStatus, Stage
 from frd_agent import tap
+from frd_agent.addresses.log import Log
 from frd_agent.proc import Vital
 from frd_agent.ranks.forming.stage_files import StageReport
 from frd_agent.ranks.process import Process
@@ -39,7 +41,10 @@ class FormingRank:
         self.process = RankProcess(claim, None, process, owner)
         self._shared = shared
         attempt = shared.dictionary.forming_attempt(claim.attempt, claim.world_size, claim.run)
-        self.number = shared.dictionary.rank(attempt, claim.info)
+        address, stderr = shared.addresses.of(self.process, claim)
+        self.info = replace(claim.info, address=address)
+        self.log = Log(self.process, stderr, shared.addresses.configured(claim))
+        self.number = shared.dictionary.rank(attempt, self.info)
         self.reports = shared.reports(attempt)
         self.is_gone = False
         self._stage: Stage | None = None

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -94,10 +94,10 @@ class ScriptedRank:
         rows = [(tap.GENERIC, *row) for row in self._status()]
         self._files.write_counters(time.time_ns(), time.monotonic_ns(), rows)
 
-    def publish_memory(self, devices: list[tap.Device]) -> None:
-        """What torch's allocator holds, by device."""
+    def publish_memory(self, devices: list[tap.Device], errors: Sequence[tap.Error] = ()) -> None:
+        """What torch's allocator holds, by device, and the allocations that failed."""
         now_ns = time.time_ns()
-        self._files.write_memory(now_ns, time.time_ns(), time.monotonic_ns(), devices, [])
+        self._files.write_memory(now_ns, time.time_ns(), time.monotonic_ns(), devices, [*errors])
 
     def end(self, error: BaseException) -> None:
         """Write the exit record of a program that died of an exception."""

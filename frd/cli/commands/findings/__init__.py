@@ -20,6 +20,7 @@ from frd.cli import BLIND, FINDINGS_PRESENT
 from frd.cli.client import Client, unknown_job
 from frd.cli.commands.findings.export import export
 from frd.cli.commands.findings.one import close, show
+from frd.cli.commands.findings.people import ack, assign, note, silence
 from frd.cli.completion import finding_ids, job_names
 from frd.cli.options import console, output_option, print_json, service_options, since_option
 from frd.cli.screens import live, records
@@ -117,7 +118,8 @@ def command(
 
 
 command.add_command(show)
-command.add_command(close)
+for _what in (ack, assign, note, silence, close):
+    command.add_command(_what)
 command.add_command(export)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import socket
 from typing import Any
 from urllib.parse import quote
 
@@ -19,6 +21,7 @@ from frd.errors import FrdError, UnknownThing
 from frd.usage import examples, guess, plain
 
 _LEAST_PREFIX = 4
+_MOST_CHARS = 100
 _SEARCHED = "10000"
 """Number of the newest findings among which the beginning of an id is searched."""
 
@@ -29,20 +32,33 @@ _SEARCHED = "10000"
         "frd findings 5f0c6a2e91d3b784",
         "frd findings 5f0c                # the beginning of an id is enough",
         "frd findings show 5f0c --json",
+        "frd findings 5f0c --log          # the end of the suspects' stderr",
     ),
 )
 @click.argument("finding", metavar="ID", shell_complete=finding_ids)
+@click.option(
+    "--log", "log_only", is_flag=True, help="Only what the suspects logged last, when it opened."
+)
 @json_option
 @service_options
-def show(client: Client, finding: str, as_json: bool) -> int:
+def show(client: Client, finding: str, log_only: bool, as_json: bool) -> int:
     """Show one finding in full: evidence, whole stacks, victims, history, and the address of its
     page. The same as `frd findings ID`.
+
+    Logs need an operator's token if the service has tokens.
 
     Exit code 3 while it is open, or goes on after it was closed by hand, else 0.
     """
     found = find(client, finding)
+    logs = client.get(finding_path(found, "log")) if log_only else None
     if as_json:
-        print_json(found)
+        print_json(found if logs is None else logs)
+    elif logs is not None:
+        for log in logs["ranks"]:
+            where = log["why"] or log["path"]
+            click.echo(plain(f"==> rank {log['rank']} on {log['node']}: {where}"))
+            for line in log["lines"]:
+                click.echo(plain(line))
     else:
         screen = console()
         screen.print(finding_panel(found, whole=True))
@@ -66,11 +82,20 @@ def close(client: Client, finding: str, because: str, as_json: bool) -> None:
     hand, and no other finding opens. If the service has tokens, this needs an operator's token.
     """
     found = find(client, finding)
-    closed = client.post(finding_path(found, "close"), {"because": because})
+    closed = client.post(finding_path(found, "close"), {"because": because, "by": said_by()})
     if as_json:
         print_json(closed)
     else:
         click.echo(f"closed {closed['id']}: {plain(closed['summary'])}")
+
+
+def said_by() -> str:
+    """Who types this: user and host. A service with tokens records the token's name instead."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without a name for its user
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"[:_MOST_CHARS]
 
 
 def finding_path(finding: Any, *rest: str) -> str:

@@ -17,10 +17,11 @@ import msgspec
 from frd.cluster.cells import CELLS, cell_of
 from frd.cluster.lease import ClusterView
 from frd.decodable import decodable
-from frd.forms import finding_json
+from frd.do_now import shown_json
 from frd.model import Finding, FindingState
 from frd.service.http.job_json import MOST_NODES
 from frd.service.http.watching_json import NO_AGENT
+from frd.service.http.web.past import MOST_ENDED
 
 Json: TypeAlias = dict[str, Any]
 _MAX_CELLS: Final = 8
@@ -44,6 +45,12 @@ class _Line(msgspec.Struct):
     attempt: int
 
 
+class _Ended(msgspec.Struct):
+    job: str
+    at: str
+    kind: str
+
+
 class _Finding(msgspec.Struct):
     id: str
     job: str
@@ -59,6 +66,7 @@ class Jobs(msgspec.Struct):
     jobs: list[_Line]
     watching: _Watching
     warnings: list[_Warning]
+    ended: list[_Ended] = []
 
 
 @decodable
@@ -154,9 +162,12 @@ def merge_jobs(listing: Listing, others: Sequence[Heard]) -> Json:
             known = by_name.get(line["job"])
             if known is None or known["attempt"] < line["attempt"]:
                 by_name[line["job"]] = line
+    said = [one for heard in (listing.own, *others) for one in heard.json.get("ended", ())]
+    ended = {(one["job"], one["at"], one["kind"]): one for one in said}
     return {
         **_common(listing, others),
         "jobs": [by_name[name] for name in sorted(by_name)],
+        "ended": sorted(ended.values(), key=lambda one: str(one["at"]), reverse=True)[:MOST_ENDED],
     }
 
 
@@ -174,7 +185,7 @@ def merge_findings(
     cells = listing.own.cells.union(*(heard.cells for heard in others))
     by_id: dict[str, Json] = {}
     if state != FindingState.CLOSED:
-        stored = (finding_json(copy) for copy in copies)
+        stored = (shown_json(copy) for copy in copies)
         by_id = {one["id"]: one for one in stored if cell_of(one["job"]) not in cells}
         for heard in others:
             by_id |= {one["id"]: one for one in heard.json["findings"]}

@@ -41,6 +41,7 @@ Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 _PATIENCE_S: Final = 15.0
 """For the owner itself, in addition to the time limit of its agents."""
+_READING: Final = ("GET", "HEAD")
 _AGAIN: Final = "try again in a few seconds, see frd status"
 
 
@@ -69,13 +70,13 @@ class Peers:
         return answer
 
     def owner_of_finding(self, handler: Handler) -> Handler:
-        """A closed finding is final, and every replica has it; of an open one, and of one that is
-        not known here yet, the owner of its job answers."""
+        """Every replica has closed findings; of an open one, of one that is not known here yet, and
+        to change one, the owner of its job answers."""
 
         async def answer(request: Request) -> Response:
             finding_id = request.path_params["id"]
             found = await asyncio.to_thread(self._view.finding, finding_id)
-            if found is not None and not found.lasts:
+            if found is not None and not found.lasts and request.method in _READING:
                 return await handler(request)
             if found is None and is_forwarded(request):
                 return await handler(request)
@@ -86,18 +87,20 @@ class Peers:
 
         return answer
 
-    def owner_of_dump(self, handler: Handler) -> Handler:
-        """The replica that took the dump has it."""
+    def holder(self, handler: Handler, has: Callable[[str], bool]) -> Handler:
+        """The replica that took a dump has it, and the logs in it; `has` says it of this one."""
 
         async def answer(request: Request) -> Response:
-            dump_id = request.path_params["id"]
-            if is_forwarded(request) or dump_id in await asyncio.to_thread(self._view.dumps.ids):
+            name = request.path_params["id"]
+            if await asyncio.to_thread(has, name):
                 return await handler(request)
+            if is_forwarded(request):
+                refuse(404, f"dump: {name!r}: not kept here")
             others = self._others()
             relayed, silent = await self._questions.first_that_has(request, others)
             if relayed is not None:
                 return relayed
-            self._require_all(f"dump: {dump_id!r}", silent)
+            self._require_all(f"dump: {name!r}", silent)
             return await handler(request)
 
         return answer
@@ -132,7 +135,7 @@ class Peers:
         if owner is None or owner.name == view.me:
             refuse(503, f"job: {job!r}: no replica has its cell {cell} at present: {_AGAIN}")
         body = await body_of(request, "send less")
-        read_s = READ_S if request.method in ("GET", "HEAD") else _patience_s(body)
+        read_s = READ_S if request.method in _READING else _patience_s(body)
         try:
             answered = await self._client.send(owner, forwarded(request, view.me, body, read_s))
         except NoAnswer as error:

@@ -20,7 +20,8 @@ _HOP_BY_HOP: Final = frozenset(
     (b"connection", b"expect", b"keep-alive", b"proxy-authenticate", b"proxy-authorization")
     + (b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade")
 )
-_OF_ONE_REQUEST: Final = frozenset((b"host", b"content-length", FORWARDED.encode()))
+_OF_ONE_REQUEST: Final = frozenset((b"host", b"origin", b"content-length", FORWARDED.encode()))
+"""The replica that a browser asks has checked the origin, which fits no other replica's host."""
 _OF_ONE_SERVER: Final = frozenset((b"date", b"server"))
 
 log = logging.getLogger(__name__)

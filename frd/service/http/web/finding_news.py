@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from frd.do_now import shown_json
 from frd.errors import StoreError
-from frd.forms import finding_json, json_bytes
+from frd.forms import json_bytes
 from frd.model import Finding, FindingState
 from frd.service.http.answers import MAX_FINDINGS
 from frd.service.view import ServiceView
@@ -60,7 +61,7 @@ class FindingNews:
         for id_, finding in is_open.items():
             last = shown.get(id_)
             if last is None or _differs(last, finding, now, again_s):
-                news.findings.append(json_bytes(finding_json(finding)))
+                news.findings.append(json_bytes(shown_json(finding)))
                 shown[id_] = _Shown(finding, now, len(news.findings[-1]))
                 news.opened_or_closed |= last is None
         for id_ in shown.keys() - is_open.keys():
@@ -71,7 +72,7 @@ class FindingNews:
             del shown[id_]
             news.opened_or_closed = True
             if closed is not None:
-                news.findings.append(json_bytes(finding_json(closed)))
+                news.findings.append(json_bytes(shown_json(closed)))
         return news
 
     def _open_findings(self) -> dict[str, Finding]:
@@ -100,6 +101,8 @@ def _gist(finding: Finding) -> tuple[object, ...]:
     return (
         *(*gist, suspects, finding.witness is None, len(finding.victims)),
         *(bool(finding.second_opinion), finding.opened_at // 1_000_000_000, finding.goes_on),
+        *(finding.acknowledged_by, finding.assigned_to, len(finding.notes)),
+        *(finding.silenced_until_at, finding.silenced_by),
     )
 
 
@@ -107,4 +110,4 @@ def _ageless(finding: Finding) -> Finding:
     collective = finding.collective
     if collective is not None:
         collective = replace(collective, waited_s=0.0)
-    return replace(finding, collective=collective, summary="")
+    return replace(finding, collective=collective, effect="", summary="")

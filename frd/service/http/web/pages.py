@@ -14,6 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -45,7 +46,7 @@ _POLICY: Final = "; ".join(
         "trusted-types 'none'",
     )
 )
-_HEADERS: Final = {
+HEADERS: Final = {
     "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -83,6 +84,12 @@ class Pages:
     async def page(self, request: Request) -> Response:
         return _sent(request, self._files[_INDEX])
 
+    async def unknown(self, request: Request) -> Response:
+        """A path that nothing has. In a browser the page says so; programs get JSON."""
+        if "text/html" not in request.headers.get("accept", ""):
+            raise HTTPException(404)
+        return _sent(request, self._files[_INDEX], 404)
+
     async def file(self, request: Request) -> Response:
         name = request.path_params["name"]
         if (file := self._files.get(name)) is None:
@@ -90,14 +97,14 @@ class Pages:
         return _sent(request, file)
 
 
-def _sent(request: Request, file: _File) -> Response:
-    headers = {**_HEADERS, "etag": file.tag}
-    if request.headers.get("if-none-match") == file.tag:
+def _sent(request: Request, file: _File, status: int = 200) -> Response:
+    headers = {**HEADERS, "etag": file.tag}
+    if status == 200 and request.headers.get("if-none-match") == file.tag:
         return Response(None, 304, headers)
     content = file.content
     if "gzip" in request.headers.get("accept-encoding", ""):
         content, headers["content-encoding"] = file.packed, "gzip"
-    return Response(content, 200, headers, media_type=file.media_type)
+    return Response(content, status, headers, media_type=file.media_type)
 
 
 def _load(folder: Path) -> Mapping[str, _File]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Final
+import ipaddress
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
@@ -28,6 +30,7 @@ SECURE_COOKIE: Final = f"__Host-{COOKIE}"
 """By HTTPS: browsers accept a cookie of this name only from this host, and only by HTTPS."""
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _MAX_TOKEN_CHARS: Final = 2048
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 @decodable
@@ -50,6 +53,36 @@ def host_of(scope: Scope) -> str:
     return (scope.get("client") or ("",))[0]
 
 
+class OwnPage:
+    """Tells the service's own page from other sites by the header Origin, which browsers send.
+
+    A proxy may have replaced the header Host, so that only `public_url` says the origin of the
+    page. Without tokens, a name in Host that `public_url` does not have may be that of another
+    site, which has made it resolve to this service (DNS rebinding).
+    """
+
+    def __init__(self, public_url: str, *, has_tokens: bool = True) -> None:
+        self._own = _origin(public_url)
+        self._has_tokens = has_tokens
+
+    def check(self, request: Request) -> None:
+        """Refuse what another site sends."""
+        origin, host = request.headers.get("origin"), request.headers.get("host")
+        if origin is None or (self._own is not None and _origin(origin) == self._own):
+            return
+        if _host_in(origin) != host:
+            refuse(403, "origin: another site: use the page of the service, at public_url")
+        if not self._has_tokens and not _is_no_name(origin):
+            refuse(403, f"origin: {host}: may be another site: set public_url, or use tokens")
+
+    def only(self, handler: Handler) -> Handler:
+        async def answer(request: Request) -> Response:
+            self.check(request)
+            return await handler(request)
+
+        return answer
+
+
 class Sessions:
     """Without `tokens`, everything is permitted. `public_url`: where browsers open the service; if
     empty, where the requests arrive. `refusals` counts by reason, as that of `HttpGuard`."""
@@ -57,6 +90,7 @@ class Sessions:
     def __init__(self, tokens: Tokens | None, public_url: str, refusals: Refusals) -> None:
         self._tokens = tokens
         self._public_url = public_url
+        self._page = OwnPage(public_url)
         self._refusals = refusals
 
     async def show(self, request: Request) -> Response:
@@ -67,7 +101,7 @@ class Sessions:
         return await self._answer(grant)
 
     async def sign_in(self, request: Request) -> Response:
-        self._check_origin(request)
+        self._page.check(request)
         wanted = await parameters.body(request, _SignIn, "send token")
         token = wanted.token.strip()
         if self._tokens is None:
@@ -85,7 +119,7 @@ class Sessions:
         return answer
 
     async def sign_out(self, request: Request) -> Response:
-        self._check_origin(request)
+        self._page.check(request)
         answer = await self._answer(EVERYTHING if self._tokens is None else None)
         self._set(answer, request, "", 0)
         return answer
@@ -98,16 +132,6 @@ class Sessions:
         answer.set_cookie(
             name, value, max_age, secure=secure, httponly=True, samesite="strict", path="/"
         )
-
-    def _check_origin(self, request: Request) -> None:
-        """Refuse what another site sends. A proxy may have replaced the header Host, so that only
-        `public_url` says the origin of the service's own page."""
-        origin = request.headers.get("origin")
-        if origin is None or _host_in(origin) == request.headers.get("host"):
-            return
-        own = _origin(self._public_url)
-        if own is None or _origin(origin) != own:
-            refuse(403, "origin: another site: sign in on the page of the service, at public_url")
 
     async def _answer(self, grant: Grant | None) -> Response:
         may_read = grant is not None and grant.may(Role.READER)
@@ -127,6 +151,15 @@ def _host_in(origin: str) -> str | None:
         return urlsplit(origin).netloc
     except ValueError:  # not an address
         return None
+
+
+def _is_no_name(origin: str) -> bool:
+    """Its host is an address, or this machine."""
+    host = (_origin(origin) or ("", "", None))[1]
+    try:
+        return host == "localhost" or bool(ipaddress.ip_address(host))
+    except ValueError:
+        return False
 
 
 def _origin(url: str) -> tuple[str, str, int | None] | None:

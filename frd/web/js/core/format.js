@@ -52,7 +52,7 @@ export function duration(seconds) {
   if (s < 0.001) return `${Number((s * 1e6).toPrecision(2))} µs`;
   if (s < 0.0995) return `${Number((s * 1e3).toPrecision(2))} ms`;
   if (s < 9.95) return `${s.toFixed(1)} s`;
-  if (s < 59.5) return `${Math.round(s)} s`;
+  if (s < 99.5) return `${Math.round(s)} s`;
   let minutes = Math.round(s / 60);
   if (minutes < 60) return `${minutes} min`;
   let hours = Math.floor(minutes / 60);
@@ -110,17 +110,20 @@ export function micros(iso) {
   return Math.floor(ms / 1000) * 1e6 + Number(digits.padEnd(6, "0").slice(0, 6));
 }
 
-/** `2026-11-25 20:00:00 UTC`, from an ISO time. */
-export function utc(iso) {
+/** `2026-11-25 21:00:00 local, 20:00:00 UTC` from an ISO time; without the first where that is UTC, too. */
+export function bothTimes(iso) {
   const ms = Date.parse(String(iso ?? ""));
   if (Number.isNaN(ms)) return text(iso) || "–";
-  return `${new Date(ms).toISOString().slice(0, 19).replace("T", " ")} UTC`;
+  const written = (at) => new Date(at).toISOString().slice(0, 19).replace("T", " ");
+  const ahead = -new Date(ms).getTimezoneOffset();
+  const [utc, local] = [written(ms), written(ms + ahead * 60_000)];
+  return ahead ? `${local} local, ${utc.slice(0, 10) === local.slice(0, 10) ? utc.slice(11) : utc} UTC` : `${utc} UTC`;
 }
 
-/** The same time in the zone of the reader, for tooltips. */
-export function localTime(iso) {
-  const ms = Date.parse(String(iso ?? ""));
-  return Number.isNaN(ms) ? "" : `${new Date(ms).toLocaleString()} local time`;
+/** `UTC`, and how the reader's clock differs, for axes: `UTC (local +2 h)`. @param {unknown} iso */
+export function zoneText(iso) {
+  const hours = -new Date(Date.parse(String(iso ?? "")) || 0).getTimezoneOffset() / 60;
+  return hours ? `UTC (local ${hours > 0 ? "+" : "−"}${figure(Math.abs(hours))} h)` : "UTC";
 }
 
 /** `20:00:01.250`, from microseconds since the epoch. */

@@ -4,7 +4,8 @@
 import { html, useEffect, useState } from "../../vendor/standalone.module.js";
 import { send } from "./api.js";
 import { dataAge } from "./clock.js";
-import { age, count, text } from "./format.js";
+import { age, count, list, record, text } from "./format.js";
+import { Keys } from "./keys.js";
 import { useTick } from "./parts.js";
 import { set, useStore } from "./store.js";
 
@@ -17,7 +18,7 @@ export function Bar({ locked, page }) {
       <a class="brand" href="/" aria-current=${at("overview")}>frd</a>
       <a href="/history" aria-current=${at("history")}>History</a>
     </nav>
-    ${locked ? null : html`<${Connection} />`}
+    ${locked ? null : html`<${Connection} /><${Keys} />`}
     ${session?.required && session.signed_in
       ? html`<span class="who">signed in: ${text(session.role)} <${SignOut} /></span>`
       : null}
@@ -85,14 +86,17 @@ export function SignIn() {
   </main>`;
 }
 
-/** The title of the tab: open findings first, then the page. @param {string} page */
+/** Whether this session may change findings, and read dumps and logs. */
+export const useMay = () => useStore((now) => now.session !== null && (now.session.required !== true || now.session.role === "operator"));
+
+/** The title of the tab: open findings first, then what is wrong with frd, then the page. @param {string} page */
 export function useTitle(page) {
   const open = useStore((now) => now.open?.length ?? 0);
   const more = useStore((now) => now.openCut);
   const link = useStore((now) => now.link);
+  const blind = useStore((now) => list(record(now.jobs?.watching).blind).length > 0);
   useEffect(() => {
-    const parts = [page, "frd"].filter(Boolean);
-    if (link === "lost") parts.unshift("connection lost");
+    const parts = [link === "lost" ? "connection lost" : blind ? "blind" : "", page, "frd"].filter(Boolean);
     document.title = `${open ? `● ${more ? `${open}+ findings` : count(open, "finding")} · ` : ""}${parts.join(" · ")}`;
-  }, [page, open, more, link]);
+  }, [page, open, more, link, blind]);
 }

@@ -229,7 +229,8 @@ function takeJob(data) {
   else if (data.job === undefined || data.job === job || job === null) set({ job: data, jobError: "" });
 }
 
-function takeFinding(finding) {
+/** @param {Record<string, any>} finding as an event, or the answer to a change, has it */
+export function takeFinding(finding) {
   const others = (state.open ?? []).filter((one) => one.id !== finding.id);
   const known = others.length < (state.open ?? []).length;
   const isOpen = finding.state === "open" || finding.goes_on === true;
@@ -237,7 +238,7 @@ function takeFinding(finding) {
   set({
     open: state.open === null && !isOpen ? null : state.openCut ? open.slice(0, MOST_OPEN) : open,
     changed: finding,
-    announcement: isOpen && !known ? `New finding: ${text(finding.summary)}` : state.announcement,
+    announcement: isOpen && !known ? `New finding: ${text(finding.headline) || text(finding.summary)}` : state.announcement,
   });
 }
 

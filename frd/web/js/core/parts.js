@@ -3,8 +3,8 @@
  */
 import { Component, html, useEffect, useReducer, useState } from "../../vendor/standalone.module.js";
 import { everySecond, secondsSince } from "./clock.js";
-import { age, count, duration, figure, list, localTime, number, record, text, utc } from "./format.js";
-import { ranges, rangesCount, rangesText } from "./ranges.js";
+import { age, bothTimes, count, duration, figure, list, number, record, text } from "./format.js";
+import { both, ranges, rangesCount, rangesText, without } from "./ranges.js";
 import { findingPath, jobPath } from "./router.js";
 
 /** Shows which part of the page failed, and why; tries again when `on` (its data) changes. */
@@ -39,11 +39,50 @@ export function useTick() {
 /** The age of a time, ticking: `34 s`. With `until`, the span between the two. */
 export function Age({ at, until = null }) {
   useTick();
-  return html`<span class="age" title=${`${utc(at)}, ${localTime(at)}`}>${age(secondsSince(at, until))}</span>`;
+  return html`<span class="age" title=${bothTimes(at)}>${age(secondsSince(at, until))}</span>`;
 }
 
-export const Time = ({ at }) =>
-  at ? html`<time datetime=${text(at)} title=${localTime(at)}>${utc(at)}</time>` : "–";
+/** In the zone of the reader, and in UTC. */
+export const Time = ({ at }) => (at ? html`<time datetime=${text(at)}>${bothTimes(at)}</time>` : "–");
+
+/** Whether a text is in the clipboard now. Without TLS browsers offer the older way only. */
+async function copied(value) {
+  const before = document.activeElement;
+  try {
+    await navigator.clipboard.writeText(value);
+    return true;
+  } catch {
+    const area = document.createElement("textarea");
+    area.value = value;
+    document.body.append(area);
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    before?.focus?.();
+    return done;
+  }
+}
+
+/** A button that copies a text. @param {{value: string | (() => string), what?: string, label?: string}} props `what`: for screen readers, if the label does not say it */
+export function Copy({ value, what = "", label = "Copy" }) {
+  const [said, setSaid] = useState("");
+  useEffect(() => {
+    const timer = said ? setTimeout(() => setSaid(""), 2000) : 0;
+    return () => clearTimeout(timer);
+  }, [said]);
+  const act = async () => setSaid((await copied(typeof value === "function" ? value() : value)) ? "Copied" : "No clipboard: select the text");
+  return html`<button type="button" class="copy" aria-label=${said || !what ? null : `Copy ${what}`} onClick=${act}>${said || label}</button>`;
+}
+
+/** What to do first, with commands to copy; nothing for what is over. */
+export function DoNow({ finding }) {
+  const steps = list(finding.do_now).map(record);
+  if (!steps.length || (finding.state !== "open" && finding.goes_on !== true)) return null;
+  return html`<div class="do-now"><h2 class="label">Do now</h2><ol>
+    ${steps.map((step, i) => html`<li key=${i}>${text(step.text)}${step.command
+      ? html`<span class="command"><code>${text(step.command)}</code><${Copy} value=${text(step.command)} what=${text(step.command)} /></span>` : ""}</li>`)}
+  </ol></div>`;
+}
 
 /** `ranks 0-3,5 (5)`; a long set is cut, and folds out. */
 export function Ranks({ ranks, most = 60 }) {
@@ -59,7 +98,7 @@ export function Ranks({ ranks, most = 60 }) {
 
 const TONES = {
   critical: "bad", stalled: "bad", failed: "bad", high: "bad", silent: "warn", unreachable: "warn", unwatched: "warn", lost: "warn",
-  warning: "warn", exited: "bad", open: "bad", running: "good", live: "good",
+  warning: "warn", exited: "bad", open: "bad", running: "good", live: "good", suspect: "bad", waiting: "warn",
 };
 
 /** A short state, as the API gives it, in a frame. */
@@ -68,9 +107,53 @@ export const Tag = ({ value, tone }) =>
 
 export const JobLink = ({ job }) => html`<a href=${jobPath(job)}>${text(job) || "(no name)"}</a>`;
 
-/** The API's sentence about a finding, as a link to its page. */
-export const FindingLink = ({ finding }) =>
-  html`<a href=${findingPath(finding.id)}>${text(finding.summary) || `${text(finding.kind)} ${text(finding.id)}`}</a>`;
+/** The cause; of a finding without a headline, the API's sentence. */
+export const headline = (finding) => text(finding.headline) || text(finding.summary) || `${text(finding.kind)} ${text(finding.id)}`;
+
+export const FindingLink = ({ finding }) => html`<a class="row" href=${findingPath(finding.id)}>${headline(finding)}</a>`;
+
+/** What people said of a finding, in one line: `acknowledged by ann, silenced until ..`. */
+export function Said({ finding }) {
+  const parts = [
+    finding.acknowledged_by ? html`acknowledged by <strong>${text(finding.acknowledged_by)}</strong>${finding.acknowledged_at ? html`, <${Time} at=${finding.acknowledged_at} />` : ""}` : "",
+    finding.assigned_to ? html`assigned to <strong>${text(finding.assigned_to)}</strong>` : "",
+    silenced(finding) ? html`silenced until <${Time} at=${finding.silenced_until} />${finding.silenced_by ? ` by ${text(finding.silenced_by)}` : ""}` : "",
+  ].filter(Boolean);
+  return parts.length ? html`<span class="said">${parts.map((one, i) => html`<span key=${i}>${one}</span>`)}</span>` : null;
+}
+
+export const silenced = (finding) => (secondsSince(finding.silenced_until) ?? 0) < 0;
+
+/** What a suspect waits for or does, and its line, in the words of the API. */
+export const placeOf = (suspect) => [...new Set([text(record(suspect.waits_for).text) || text(suspect.doing), text(list(suspect.stack)[0])])].filter(Boolean).join("; ");
+
+const STOPS = ["stall", "order", "mismatch"]; // kinds whose victims wait
+/** What open findings say of ranks. @returns {{suspects: Map<number, any>, waiting: import("./ranges.js").Ranges}} `suspects`: the first finding's of each rank */
+export function blamed(findings) {
+  const suspects = new Map();
+  const waiting = new Set();
+  for (const one of list(findings).map(record)) {
+    for (const suspect of list(one.suspects).map(record)) if (!suspects.has(suspect.rank)) suspects.set(suspect.rank, suspect);
+    if (STOPS.includes(one.kind)) list(one.victims).forEach((rank) => waiting.add(rank));
+  }
+  return { suspects, waiting: without(ranges([...waiting]), ranges([...suspects.keys()])) };
+}
+
+/** The state of a rank in the light of open findings. @param {Record<string, any>} one @param {ReturnType<typeof blamed>} blame */
+export function Fate({ one, blame, calm = false }) {
+  const waits = both(blame.waiting, [[one.rank, one.rank]]).length > 0 && one.state === "live";
+  const value = !blame.suspects.has(one.rank) ? (waits ? "waiting" : one.state) : one.state === "live" ? "suspect" : `suspect, ${text(one.state)}`;
+  return html`<${Tag} value=${value} tone=${blame.suspects.has(one.rank) ? "bad" : calm ? "" : undefined} />`;
+}
+
+/** Numbers of ranks by state, with suspects and ranks that wait instead of `live` ones. */
+export function fates(counts, { suspects, waiting }) {
+  const { live, ...rest } = record(counts);
+  const alive = number(live) ?? 0;
+  const suspect = Math.min(alive, [...suspects.values()].filter((one) => !["exited", "unreachable"].includes(one.reason)).length);
+  const waits = Math.min(alive - suspect, rangesCount(waiting));
+  return { suspect, waiting: waits, live: alive - suspect - waits, ...rest };
+}
 
 /** Why it is closed; of one that was closed by hand, also whether its trouble goes on. */
 export const closeText = (finding) => `${text(finding.close_reason)}${finding.goes_on === true ? ", goes on" : ""}`;
@@ -92,17 +175,6 @@ export function folded(suspects) {
 export const named = (alike) =>
   alike.length === 1 ? `rank ${text(alike[0].rank)}` : `ranks ${rangesText(ranges(alike.map((one) => one.rank)))}`;
 
-/** `rank 2 on gpu-17: cpu_stuck (high)`, then what it does or waits for, in the words of the API, if that is not in `said`. */
-export function SuspectLine({ alike, said = "" }) {
-  const [one] = alike;
-  const known = text(record(one.waits_for).text) || text(one.doing) || text(one.inside) || text(list(one.stack)[0]);
-  const does = said.includes(known) || alike.length > 1 ? "" : known; // the summary often ends with it
-  return html`<div class="suspect-line">
-    <strong>${named(alike)}</strong>${one.node && alike.length === 1 ? ` on ${text(one.node)}` : ""}: ${text(one.reason)}
-    ${one.confidence ? ` (${text(one.confidence)})` : ""}${does ? html`<span class="does">${does}</span>` : ""}
-  </div>`;
-}
-
 /** Terms and their values; a row without a value is left out. @param {{rows: [string, any][]}} props */
 export const Facts = ({ rows }) => html`<dl class="facts">
   ${rows
@@ -111,14 +183,16 @@ export const Facts = ({ rows }) => html`<dl class="facts">
 </dl>`;
 
 /** A table that scrolls inside its box, or becomes a list of cards on a narrow screen (`stack`).
- * @param {{label: string, head: string[], rows: any[][], stack?: boolean, numbers?: number[], wide?: number[]}} props `numbers`: columns to align right; `wide`: of sentences */
-export function Table({ label, head, rows, stack = false, numbers = [], wide = [] }) {
+ * @param {{label: string, head: string[], rows: any[][], stack?: boolean, numbers?: number[], wide?: number[], extra?: number[]}} props
+ *   `numbers`: columns to align right; `wide`: of sentences; `extra`: left out on a narrow screen */
+export function Table({ label, head, rows, stack = false, numbers = [], wide = [], extra = [] }) {
+  const look = (i) => [numbers.includes(i) ? "number" : "", wide.includes(i) ? "wide" : "", extra.includes(i) ? "extra" : ""].filter(Boolean).join(" ");
   return html`<div class="scroll" tabindex="0" role="group" aria-label=${label}>
     <table class=${stack ? "stack" : ""}>
-      <thead><tr>${head.map((one, i) => html`<th key=${i} scope="col" class=${numbers.includes(i) ? "number" : ""}>${one}</th>`)}</tr></thead>
+      <thead><tr>${head.map((one, i) => html`<th key=${i} scope="col" class=${look(i)}>${one}</th>`)}</tr></thead>
       <tbody>
         ${rows.map((row, r) => html`<tr key=${r} class=${row.tone ?? ""}>
-          ${row.map((cell, i) => html`<td key=${i} data-label=${head[i]} class=${numbers.includes(i) ? "number" : wide.includes(i) ? "wide" : ""}><div class="cell">${cell}</div></td>`)}
+          ${row.map((cell, i) => html`<td key=${i} data-label=${head[i]} class=${look(i)}><div class="cell">${cell}</div></td>`)}
         </tr>`)}
       </tbody>
     </table>
@@ -136,11 +210,11 @@ export function LongTable({ rows, ...rest }) {
       : ""}`;
 }
 
-/** `live 3, exited 1` from a map of counts. */
-export function Counts({ counts }) {
+/** `3 live, 1 exited` from a map of counts; `calm`: of a job that was stopped on purpose, nothing is marked. */
+export function Counts({ counts, calm = false }) {
   const all = Object.entries(record(counts)).filter(([, n]) => n);
   if (!all.length) return "–";
-  return all.map(([name, n], i) => html`<span key=${name}>${i ? ", " : ""}<span class=${TONES[name] && name !== "live" ? TONES[name] : ""}>${figure(n)} ${text(name)}</span></span>`);
+  return all.map(([name, n], i) => html`<span key=${name}>${i ? ", " : ""}<span class=${TONES[name] && name !== "live" && !calm ? TONES[name] : ""}>${figure(n)} ${text(name)}</span></span>`);
 }
 
 /** A curve without axes. Breaks where a value is missing. */

@@ -5,7 +5,7 @@
  * content security policy of the page permits it.
  */
 import { html, useEffect, useRef } from "../../vendor/standalone.module.js";
-import { bytes, clockTime, list, micros, number, precise, record, text } from "../core/format.js";
+import { bytes, clockTime, list, micros, number, precise, record, text, zoneText } from "../core/format.js";
 import { FONT, onTheme, theme } from "../core/theme.js";
 
 const HEIGHT = 240;
@@ -79,18 +79,41 @@ export function MemoryChart({ data }) {
     <h3>Memory: ${kind}</h3>
     <${Chart} on=${data} label=${`Memory of ranks ${rows.map((i) => text(all[i].rank)).join(", ")}: ${kind}`} make=${() => memoryChart(data, rows.slice(0, MOST))} />
     ${rows.length > MOST ? html`<p class="muted">The first ${MOST} of ${rows.length} series.</p>` : ""}
-    <p class="muted small">The highest sample of every two seconds. Shaded: when the rise began, with its uncertainty. Dashed line: the capacity, ${capacities(rows.map((i) => all[i])).map((one) => bytes(one)).join(", ") || "which is not known"}.</p>
+    <p class="muted small">${caption(data, rows)} Times in ${zoneText(data.from)}.</p>
   </div>`)}`;
 }
 
 const FAR = 3; // a capacity so many times the highest sample would leave the curves flat: it is not drawn
 const capacities = (series) => [...new Set(series.map((one) => number(record(one).capacity_bytes)).filter(Boolean))];
 
+/** Explains what is drawn, and names what is outside of the axes. */
+function caption(data, rows) {
+  const { columns, drawn } = memoryColumns(data, rows.slice(0, MOST));
+  const [first, last] = [columns[0][0], columns[0].at(-1)];
+  const begin = micros(data.from) / 1e6;
+  const isShaded = list(data.onsets).map(record).some((one) => number(one.at_s) !== null && begin + one.at_s >= first && begin + one.at_s <= last);
+  const above = capacities(rows.map((i) => list(record(data.memory).series)[i])).filter((one) => !drawn.includes(one));
+  return [
+    "The highest sample of every two seconds.",
+    isShaded ? "Shaded: when the rise began, with its uncertainty." : "",
+    drawn.length ? `Dashed line: the capacity, ${drawn.map((one) => bytes(one)).join(", ")}.` : "",
+    above.length ? `The capacity, ${above.map((one) => bytes(one)).join(", ")}, is above the picture.` : "",
+  ].filter(Boolean).join(" ");
+}
+
+/** The curves, their highest value, and the capacities that are near enough to be drawn. */
+function memoryColumns(data, rows) {
+  const memory = record(data.memory);
+  const at = times(data, memory.at_s);
+  const columns = [at, ...rows.map((i) => row(list(memory.bytes)[i], at.length))];
+  const highest = Math.max(1, ...columns.slice(1).flat().filter((value) => value !== null));
+  return { columns, highest, drawn: capacities(rows.map((i) => list(memory.series)[i])).filter((one) => one <= FAR * highest) };
+}
+
 function memoryChart(data, rows) {
   const memory = record(data.memory);
   const colours = theme();
-  const columns = [times(data, memory.at_s)];
-  const n = columns[0].length;
+  const { columns, highest, drawn } = memoryColumns(data, rows);
   const series = [{ value: (_, at) => (at ? new Date(at * 1000).toISOString().slice(11, 21) : "–") }];
   rows.forEach((i, k) => {
     const one = record(list(memory.series)[i]);
@@ -98,10 +121,7 @@ function memoryChart(data, rows) {
     const name = `rank ${text(one.rank)}${one.role ? ` ${text(one.role)}` : ""}`;
     const look = { stroke: colour, dash: DASHES[k % DASHES.length], points: { show: false }, spanGaps: true, value: (_, v) => bytes(v) };
     series.push({ ...look, label: name, width: one.role === "suspect" ? 2 : 1 });
-    columns.push(row(list(memory.bytes)[i], n));
   });
-  const highest = Math.max(1, ...columns.slice(1).flat().filter((value) => value !== null));
-  const drawn = capacities(rows.map((i) => list(memory.series)[i])).filter((one) => one <= FAR * highest);
   const options = {
     ...common(colours, (v) => bytes(v), BYTE_STEPS),
     series,
@@ -119,15 +139,21 @@ function onsets(u, data, colours) {
     const off = number(one.uncertainty_s) ?? 0;
     const left = u.valToPos(at - off, "x", true);
     const right = Math.max(u.valToPos(at + off, "x", true), left + 2);
+    if (right < u.bbox.left || left > u.bbox.left + u.bbox.width) continue; // before or after the picture
     u.ctx.save();
+    u.ctx.beginPath();
+    u.ctx.rect(u.bbox.left, u.bbox.top, u.bbox.width, u.bbox.height);
+    u.ctx.clip();
     u.ctx.globalAlpha = 0.35;
     u.ctx.fillStyle = colours.warn;
     u.ctx.fillRect(left, u.bbox.top, right - left, u.bbox.height);
     u.ctx.globalAlpha = 1;
     u.ctx.font = u.axes[0].font?.[0] ?? FONT;
     u.ctx.fillStyle = colours.warn;
-    u.ctx.textAlign = "left";
-    u.ctx.fillText(`rank ${text(one.rank)}`, right + 4, u.bbox.top + u.bbox.height - 6 * devicePixelRatio);
+    const name = `rank ${text(one.rank)}`;
+    const isLeft = right + 4 + u.ctx.measureText(name).width > u.bbox.left + u.bbox.width;
+    u.ctx.textAlign = isLeft ? "right" : "left";
+    u.ctx.fillText(name, isLeft ? left - 4 : right + 4, u.bbox.top + u.bbox.height - 6 * devicePixelRatio);
     u.ctx.restore();
   }
 }
@@ -173,5 +199,5 @@ export function LatenessChart({ data }) {
   };
   return html`<h3>Lateness in each collective</h3>
     <${Chart} on=${data} label=${`Lateness of ranks ${ranks.map(text).join(", ")}`} make=${make} />
-    <p class="muted small">How long after the first rank each one enqueued the op.</p>`;
+    <p class="muted small">How long after the first rank each one enqueued the op. Times in ${zoneText(data.from)}.</p>`;
 }

@@ -5,7 +5,7 @@
  * several groups) go on up to four tracks. Where it is not known when an op ended, its next op may
  * begin before the latest possible time: then the drawing of the first one ends there.
  */
-import { clockTime, duration, list, micros, number, precise, record, text } from "../core/format.js";
+import { clockTime, duration, list, micros, number, precise, record, text, zoneText } from "../core/format.js";
 
 export const TRACK = 16; // CSS pixels
 export const PAD = 3;
@@ -14,8 +14,8 @@ const TRACKS = 4;
 /**
  * @typedef {{kind: "bar" | "missing", lane: number, group: number, seq: number | null, op: string, start: number, end: number,
  *   begun: number | null, solid: number, drawn: number, open: boolean, failed: boolean, track: number, label: string}} Item
- * @typedef {{rank: number, node: string, role: string, uncertainty: number | null, items: Item[], tracks: number, y: number, height: number}} Lane
- * @typedef {{lanes: Lane[], groups: string[], window: number, span: number, at: number, fromUs: number, height: number, items: number}} Model
+ * @typedef {{rank: number, node: string, role: string, uncertainty: number | null, end: number | null, items: Item[], tracks: number, y: number, height: number}} Lane
+ * @typedef {{lanes: Lane[], groups: string[], window: number, span: number, at: number, fromUs: number, zone: string, height: number, items: number}} Model
  *   window: up to when the service means the picture to be shown; span: up to the end of the last item;
  *   at: up to when the answer knows that open items are open, NaN if it does not say
  */
@@ -23,8 +23,10 @@ const TRACKS = 4;
 /** `A`, `B` .. `Z`, `A1`: the letter of a group, so that colour is not the only signal. */
 export const letter = (group) => `${String.fromCharCode(65 + (group % 26))}${group >= 26 ? Math.floor(group / 26) : ""}`;
 
-/** @param {Record<string, any>} data @returns {Model} */
-export function laneModel(data) {
+/** @param {Record<string, any>} data @param {Record<string, any>} [finding] says which onsets are ends of processes @returns {Model} */
+export function laneModel(data, finding = {}) {
+  const exited = new Set(list(finding.suspects).map(record).filter((one) => one.reason === "exited").map((one) => one.rank));
+  const ends = new Map(list(data.onsets).map(record).filter((one) => exited.has(one.rank)).map((one) => [one.rank, number(one.at_s)]));
   const ops = list(data.ops).map(text);
   const groups = list(data.groups).map(text);
   const fromUs = micros(data.from);
@@ -32,7 +34,7 @@ export function laneModel(data) {
   let span = until > 0 ? until : 0;
   /** @type {Lane[]} */
   const lanes = list(data.lanes).map(record).map((one) => ({
-    rank: one.rank, node: text(one.node), role: text(one.role), uncertainty: number(one.uncertainty_s),
+    rank: one.rank, node: text(one.node), role: text(one.role), uncertainty: number(one.uncertainty_s), end: ends.get(one.rank) ?? null,
     items: [], tracks: 1, y: 0, height: 0,
   }));
   for (const item of [...bars(record(data.bars), ops), ...missing(record(data.missing), ops)]) {
@@ -41,13 +43,14 @@ export function laneModel(data) {
     lane.items.push(item);
     for (const end of [item.start, item.end]) if (Number.isFinite(end)) span = Math.max(span, end);
   }
+  for (const end of ends.values()) span = Math.max(span, end ?? 0);
   span = span || 1;
   const window = until > 0 ? until : span;
   const at = (micros(data.at) - fromUs) / 1e6;
   let [y, items] = [0, 0];
   for (const lane of lanes) {
     for (const item of lane.items) {
-      if (item.open) item.end = item.solid = span;
+      if (item.open) item.end = item.solid = lane.end !== null && lane.end > item.start ? lane.end : span;
       const seq = item.seq === null || item.seq < 0 ? "" : ` #${item.seq}`;
       item.label = `${item.op}${seq}`;
     }
@@ -57,7 +60,7 @@ export function laneModel(data) {
     lane.height = lane.tracks * TRACK + 2 * PAD;
     y += lane.height;
   }
-  return { lanes, groups, window, span, at, fromUs, height: y, items };
+  return { lanes, groups, window, span, at, fromUs, zone: zoneText(data.from), height: y, items };
 }
 
 function bars(table, ops) {

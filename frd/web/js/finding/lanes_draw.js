@@ -55,6 +55,7 @@ function drawLane(c, model, lane, top, view, colours, chosen, ticks) {
     else drawBar(c, model, lane, item, x, y, view, colours);
     if (chosen?.item === item) outline(c, x(item.start), x(item.drawn), y, view, colours.focus);
   }
+  if (lane.end !== null) drawEnd(c, x(lane.end), top, lane, view, colours);
   c.restore();
   const middle = top + lane.height / 2;
   c.font = lane.role === "suspect" ? `bold ${FONT}` : FONT;
@@ -95,9 +96,11 @@ function drawBar(c, model, lane, item, x, y, view, colours) {
   if (room > 12) {
     const mark = letter(item.group);
     const long = `${mark} ${item.label}${item.failed ? " failed" : ""}`;
-    const label = c.measureText(long).width <= room ? long : c.measureText(`${mark} #${item.seq}`).width <= room ? `${mark} #${item.seq}` : mark;
-    c.fillStyle = from + c.measureText(label).width > solid ? colours.fg : colours.bg;
-    c.fillText(label, from + 4, top + height / 2 + 0.5);
+    const [solidRoom, fadedRoom] = [Math.min(solid, view.width) - from - 8, right - Math.max(solid, from) - 8];
+    const isFaded = fadedRoom > solidRoom; // the label is on one part of the bar: dark on a solid colour cannot be read
+    const fits = [long, `${mark} #${item.seq}`, mark].find((one) => c.measureText(one).width <= (isFaded ? fadedRoom : solidRoom));
+    c.fillStyle = isFaded ? colours.fg : colours.bg;
+    if (fits) c.fillText(fits, (isFaded ? Math.max(solid, from) : from) + 4, top + height / 2 + 0.5);
   }
 }
 
@@ -144,6 +147,17 @@ function outline(c, left, right, y, view, colour) {
   c.lineWidth = 1;
 }
 
+/** The end of a process. */
+function drawEnd(c, x, top, lane, view, colours) {
+  c.fillStyle = colours.bad;
+  c.fillRect(x - 1, top, 3, lane.height);
+  const room = view.width - x - 8;
+  const left = room < c.measureText("ended").width;
+  c.textAlign = left ? "right" : "left";
+  c.fillText("ended", left ? x - 5 : x + 6, top + lane.height / 2 + 0.5);
+  c.textAlign = "left";
+}
+
 /** The open end of a bar. */
 function arrow(c, from, to, top, height, colour) {
   c.fillStyle = colour;
@@ -188,7 +202,7 @@ function drawAxis(c, model, view, colours, ticks) {
   c.fillRect(view.gutter - 1, 0, 1, view.height);
   c.font = FONT;
   c.fillStyle = colours.muted;
-  c.fillText("UTC", 6, AXIS / 2);
+  c.fillText(shorten(c, model.zone, view.gutter - 8), 6, AXIS / 2);
   for (const tick of ticks.at) {
     const at = Math.round(x(tick));
     const label = clockTime(model.fromUs + Math.round(tick * 1e6), ticks.digits);

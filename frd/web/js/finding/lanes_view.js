@@ -23,6 +23,19 @@ class Picture {
     this.shows = incident; // what a newer answer shows; null after a zoom: the same time
     this.chosen = null;
     this.frame = 0;
+    this.linked = /^([\d.]+)-([\d.]+)$/.exec(new URLSearchParams(location.search).get("zoom") ?? ""); // seconds since the epoch
+  }
+
+  /** The zoom is in the address, so that a link shows the same. */
+  remember() {
+    clearTimeout(this.later);
+    this.later = setTimeout(() => {
+      const url = new URL(location.href);
+      const at = (s) => (this.model.fromUs / 1e6 + s).toFixed(6);
+      if (this.shows === incident) url.searchParams.delete("zoom");
+      else url.searchParams.set("zoom", `${at(this.view.t0)}-${at(this.view.t1)}`);
+      history.replaceState(history.state, "", url);
+    }, 300);
   }
 
   mount(box) {
@@ -50,6 +63,7 @@ class Picture {
       untheme();
       removeEventListener("scroll", page);
       cancelAnimationFrame(this.frame);
+      clearTimeout(this.later);
     };
   }
 
@@ -61,6 +75,11 @@ class Picture {
       this.view.t1 += shift;
     }
     this.model = model;
+    if (this.linked && model.items) {
+      const [t0, t1] = [Number(this.linked[1]) - model.fromUs / 1e6, Number(this.linked[2]) - model.fromUs / 1e6];
+      this.linked = null;
+      if (t1 - t0 >= SHORTEST_S) this.to(t0, Math.min(t1 - t0, wholeSpan(model).t1 - wholeSpan(model).t0));
+    }
     this.chosen = this.chosen && matching(model, this.chosen);
     this.layout();
   }
@@ -103,6 +122,7 @@ class Picture {
   go(span) {
     this.shows = span;
     Object.assign(this.view, span(this.model));
+    this.remember();
     this.draw();
   }
 
@@ -116,6 +136,7 @@ class Picture {
     this.shows = span >= (full.t1 - full.t0) * 0.999 ? wholeSpan : null;
     this.view.t0 = Math.min(Math.max(t0, full.t0), full.t1 - span);
     this.view.t1 = this.view.t0 + span;
+    this.remember();
     this.draw();
   }
 
@@ -213,7 +234,7 @@ function matching(model, { lane, item }) {
 }
 
 /** @param {{data: Record<string, any>}} props a timeline answer */
-export function Lanes({ data }) {
+export function Lanes({ data, finding }) {
   const box = useRef(null);
   const [tip, setTip] = useState(null);
   const picture = useRef(null);
@@ -221,7 +242,7 @@ export function Lanes({ data }) {
   if (error) throw error; // to the boundary around
   picture.current ??= new Picture(setTip, fail);
   useEffect(() => picture.current.mount(box.current), []);
-  useEffect(() => picture.current.take(laneModel(data)), [data]);
+  useEffect(() => picture.current.take(laneModel(data, finding)), [data]);
   const act = (name, ...given) => () => picture.current[name](...given);
   return html`
     <p class="tools">

@@ -31,7 +31,7 @@ export function Timeline({ finding }) {
     ${data.empty ? html`<p class="box">${text(data.empty)}</p>` : ""}
     ${memory.length ? html`<${Boundary} what="memory" on=${data}><${MemoryChart} data=${data} /><//>` : ""}
     ${lateness.length ? html`<${Boundary} what="lateness" on=${data}><${LatenessChart} data=${data} /><//>` : ""}
-    ${lanes.length ? html`<${Boundary} what="lanes" on=${data}><${Lanes} data=${data} /><//>` : ""}
+    ${lanes.length ? html`<${Boundary} what="lanes" on=${data}><${Lanes} data=${data} finding=${finding} /><//>` : ""}
     <${Choice} data=${data} ranks=${ranks} choose=${setRanks} />
     ${list(data.notes).map((one, i) => html`<p key=${i} class="note">${text(one)}</p>`)}
     ${lanes.length ? html`<${AsTable} data=${data} />` : ""}

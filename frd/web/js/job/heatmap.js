@@ -10,12 +10,15 @@ import { pixel } from "../core/theme.js";
 
 /** The states that are not bad; of two others, and of two of these, the one with the higher code is worse. */
 const HARMLESS = ["none", "ok", "unknown", "waiting"];
-const MARKS = { none: "", ok: "", unknown: "?", waiting: "W", stuck: "S", missing: "M", gone: "G" };
+const MARKS = { none: "", ok: "", unknown: "?", waiting: "W", stuck: "W", missing: "M", gone: "G" };
+/** The API's `stuck` ranks are the victims: they wait. */
+const LABELS = { stuck: "waiting, stalled" };
+export const labelOf = (name) => LABELS[name] ?? text(name);
 /** From this level on a state is bad. */
 export const BAD = 256;
 
 /**
- * @typedef {{code: number, name: string, text: string, level: number, colour: string, mark: string, cells: number}} CellState
+ * @typedef {{code: number, name: string, label: string, text: string, level: number, colour: string, mark: string, cells: number}} CellState
  * @typedef {{rows: {group: string, groups: number, ranks: number}[], ranks: number, cells: Uint8Array, states: CellState[],
  *   byCode: CellState[], levels: Uint16Array, worst: Uint8Array}} HeatModel
  */
@@ -61,7 +64,7 @@ export function heatModel(data) {
 function stateOf({ code, name, text: said }) {
   const known = Object.hasOwn(MARKS, name);
   return {
-    code, name: text(name), text: text(said) || text(name), level: code + (HARMLESS.includes(name) ? 0 : BAD),
+    code, name: text(name), label: labelOf(name), text: text(said) || text(name), level: code + (HARMLESS.includes(name) ? 0 : BAD),
     colour: known ? `cell-${name}` : "cell-other", mark: known ? MARKS[name] : "!", cells: 0,
   };
 }

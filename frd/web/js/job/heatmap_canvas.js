@@ -9,9 +9,18 @@ const AXIS = 20;
 const WORST = 18; // height of the row that shows the worst of all groups
 const FEWEST = 8; // ranks on the screen at the highest zoom
 
+/** Points down at a suspect's column. */
+function triangle(c, x, y) {
+  c.beginPath();
+  c.moveTo(x - 5, y);
+  c.lineTo(x + 5, y);
+  c.lineTo(x, y + 7);
+  c.fill();
+}
+
 export class HeatMap {
   constructor(show, choose, fail) {
-    Object.assign(this, { show, choose, fail, model: null, r0: 0, r1: 1, cursor: null, image: null, frame: 0 });
+    Object.assign(this, { show, choose, fail, model: null, places: new Map(), r0: 0, r1: 1, cursor: null, image: null, frame: 0 });
   }
 
   mount(box) {
@@ -38,7 +47,9 @@ export class HeatMap {
     };
   }
 
-  take(model) {
+  /** @param {Map<number, string>} places of the suspects */
+  take(model, places) {
+    this.places = places;
     if (this.model?.ranks !== model.ranks) [this.r0, this.r1] = [0, Math.max(1, model.ranks)];
     this.model = model;
     this.draw(true);
@@ -152,6 +163,8 @@ export class HeatMap {
       c.fillStyle = colours.fg;
       if (x + c.measureText(`${rank}`).width + 3 < this.width) c.fillText(`${rank}`, x + 2, AXIS / 2 - 2);
     }
+    c.fillStyle = colours.bad;
+    for (const rank of this.places.keys()) if (rank >= this.r0 && rank < this.r1) triangle(c, this.x(rank + 0.5), AXIS - 7);
   }
 
   outline(c, colours, top) {
@@ -207,7 +220,8 @@ export class HeatMap {
     const { model } = this;
     const state = model.byCode[row < 0 ? model.worst[rank] : model.cells[row * model.ranks + rank]];
     const group = row < 0 ? "worst of all groups" : model.rows[row].group;
-    this.show({ lines: [`rank ${rank}, ${group}`, `${state.name}: ${state.text}`], x, y, width: this.width, height: this.height });
+    const place = this.places.has(rank) ? [`suspect: ${this.places.get(rank)}`] : [];
+    this.show({ lines: [`rank ${rank}, ${group}`, ...place, `${state.label}: ${state.text}`], x, y, width: this.width, height: this.height });
   }
 
   wheel(event) {

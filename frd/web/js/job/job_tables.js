@@ -3,19 +3,19 @@
  */
 import { html } from "../../vendor/standalone.module.js";
 import { count, duration, figure, list, number, record, text } from "../core/format.js";
-import { Age, LongTable, Table, Tag } from "../core/parts.js";
+import { Age, Fate, LongTable, Table, placeOf } from "../core/parts.js";
 import { exitText } from "./rank_panel.js";
 
-export function Notable({ ranks, choose }) {
+export function Notable({ ranks, choose, blame, calm }) {
   if (!ranks.length) return html`<p>No rank is notable: all are live, and none waits.</p>`;
   return html`<${LongTable} label="Notable ranks" stack=${true} wide=${[5]} head=${["Rank", "State", "Node", "Waits in", "For", "Detail", "Known up to"]}
     rows=${ranks.map(record).map((one) => [
       html`<button type="button" class="link" onClick=${() => choose(one.rank)}>rank ${text(one.rank)}</button>`,
-      html`<${Tag} value=${one.state} />`,
+      html`<${Fate} one=${one} blame=${blame} calm=${calm} />`,
       html`${text(one.node)}${one.pid ? html` <span class="muted">pid ${text(one.pid)}</span>` : ""}`,
       text(one.waiting_in) || "–",
       number(one.waiting_s) ? duration(one.waiting_s) : "–",
-      text(one.detail) || exitText(record(one.exit)) || "–",
+      placeOf(record(blame.suspects.get(one.rank))) || text(one.detail) || exitText(record(one.exit)) || "–",
       one.as_of ? html`<${Age} at=${one.as_of} /> ago` : number(one.age_s) === null ? "–" : `${duration(one.age_s)} ago`,
     ])} />`;
 }

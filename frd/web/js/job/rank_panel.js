@@ -4,11 +4,12 @@
 import { html, useEffect, useRef } from "../../vendor/standalone.module.js";
 import { bytes, count, duration, figure, list, number, record, text } from "../core/format.js";
 import { useFetched } from "../core/fetched.js";
-import { Age, Boundary, Facts, FindingLink, Spark, Table, Tag } from "../core/parts.js";
+import { Age, Boundary, Facts, Fate, FindingLink, Spark, Table } from "../core/parts.js";
 import { jobApi } from "../core/router.js";
+import { labelOf } from "./heatmap.js";
 
-/** @param {{job: string, attempt: string | null, rank: number, at: string, close: () => void}} props `at`: read again when it changes */
-export function RankPanel({ job, attempt, rank, at, close }) {
+/** @param {{job: string, attempt: string | null, rank: number, at: string, blame: any, close: () => void}} props `at`: read again when it changes */
+export function RankPanel({ job, attempt, rank, at, blame, close }) {
   const head = useRef(null);
   useEffect(() => head.current?.focus(), [rank]);
   const query = `view=rank&rank=${rank}${attempt ? `&attempt=${encodeURIComponent(attempt)}` : ""}`;
@@ -16,11 +17,11 @@ export function RankPanel({ job, attempt, rank, at, close }) {
   return html`<aside class="panel" aria-labelledby="rank-head" onKeyDown=${(event) => event.key === "Escape" && close()}>
     <h3 id="rank-head" tabindex="-1" ref=${head}>Rank ${rank} <button type="button" onClick=${close}>Close</button></h3>
     ${shown.error ? html`<p class="box warn" role="alert">${shown.error}</p>` : ""}
-    ${shown.data ? html`<${Boundary} what=${`rank ${rank}`} on=${shown.data}><${Detail} data=${shown.data} /><//>` : shown.error ? "" : html`<p class="loading">Loading</p>`}
+    ${shown.data ? html`<${Boundary} what=${`rank ${rank}`} on=${shown.data}><${Detail} data=${shown.data} blame=${blame} /><//>` : shown.error ? "" : html`<p class="loading">Loading</p>`}
   </aside>`;
 }
 
-function Detail({ data }) {
+function Detail({ data, blame }) {
   const one = record(data.rank);
   const groups = list(data.groups).map(record);
   const series = list(record(data.memory).series).map(record);
@@ -28,7 +29,7 @@ function Detail({ data }) {
   const exit = record(one.exit);
   return html`
     <${Facts} rows=${[
-      ["State", html`<${Tag} value=${one.state} />`],
+      ["State", html`<${Fate} one=${one} blame=${blame} />`],
       ["Detail", text(one.detail)],
       ["Node", text(one.node)],
       ["Process", one.pid ? `pid ${text(one.pid)}` : ""],
@@ -39,7 +40,7 @@ function Detail({ data }) {
     ]} />
     ${findings.length ? html`<h4>Suspected by</h4>${findings.map((finding, i) => html`<p key=${i}><${FindingLink} finding=${finding} /></p>`)}` : ""}
     ${groups.length ? html`<h4>Groups</h4><${Table} label="Groups of the rank" numbers=${[1, 2, 3, 4]} head=${["Group", "Size", "Enqueued", "Completed", "Highest of all", "State"]}
-      rows=${groups.map((group) => [text(group.group), figure(group.size), seq(group.enqueued), seq(group.completed), seq(group.highest), html`<span class=${["missing", "stuck", "gone"].includes(group.state) ? "bad strong" : ""}>${text(group.state)}</span>`])} />
+      rows=${groups.map((group) => [text(group.group), figure(group.size), seq(group.enqueued), seq(group.completed), seq(group.highest), html`<span class=${["missing", "stuck", "gone"].includes(group.state) ? "bad strong" : ""}>${labelOf(group.state)}</span>`])} />
       ${data.more_groups ? html`<p class="muted">and ${count(data.more_groups, "more group")}</p>` : ""}` : ""}
     ${series.length ? html`<h4>Memory</h4><${Memory} series=${series} ranks=${false} />` : ""}
   `;

@@ -12,8 +12,11 @@ export function Health({ health }) {
   if (health === null) return null;
   const services = list(health.services).map(record);
   const incomplete = list(health.incomplete);
+  const counts = record(health.node_counts);
+  const wrong = services.some((one) => one.not_ready !== null || late(one, "evaluated_age_s") || one.agents_silent || one.gap_entries) || incomplete.length > 0 || Boolean(counts.silent || counts.gone);
   return html`<section aria-labelledby="health-head">
     <h2 id="health-head">frd itself</h2>
+    <details open=${wrong}><summary>${wrong ? "Not all is well" : `Ready: ${count(services.length, "replica")}, ${count(counts.connected ?? 0, "node")} connected`}</summary>
     ${services.filter((one) => one.not_ready).map((one, i) => html`<p key=${i} class="box bad">
       <strong>Not ready${one.replica ? `: ${text(one.replica)}` : ""}:</strong> ${text(one.not_ready)}</p>`)}
     ${incomplete.length ? html`<p class="box warn"><strong>No answer from ${incomplete.map(text).join(", ")}.</strong></p>` : ""}
@@ -33,6 +36,7 @@ export function Health({ health }) {
       ])}
     />
     <${NodeCounts} health=${health} />
+    </details>
   </section>`;
 }
 

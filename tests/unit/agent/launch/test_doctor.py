@@ -49,6 +49,7 @@ def test_the_python_of_a_command_is_found(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_tap_that_loads(torch: Path, tmp_path: Path) -> None:
     """frd is installed in this interpreter, so PYTHONPATH may be replaced; no agent watches."""
+    (tmp_path / "run").mkdir(mode=0o700)
     said = found([sys.executable, "train.py"], tmp_path / "run")
     assert said["tap"].state is State.OK, said["tap"]
     assert "torch 9.9" in said["tap"].text
@@ -56,6 +57,15 @@ def test_a_tap_that_loads(torch: Path, tmp_path: Path) -> None:
     assert "TORCH_FR_BUFFER_SIZE=2000" in said["variables"].text
     assert said["run directory"].state is State.OK
     assert said["agent"].state is State.FAILED
+
+
+def test_a_named_directory_is_not_made(torch: Path, tmp_path: Path) -> None:
+    """Its name may be wrong; then nothing is left behind that looks like a run directory."""
+    said = found([sys.executable, "train.py"], tmp_path / "typo")
+    assert said["run directory"].state is State.WARNING
+    assert "does not exist: is the name right?" in said["run directory"].text
+    assert said["tap"].state is State.OK, said["tap"]
+    assert not (tmp_path / "typo").exists()
 
 
 def test_what_cannot_be_used(torch: Path, tmp_path: Path) -> None:

@@ -58,6 +58,28 @@ def test_files_of_an_old_job_are_removed_and_not_reported(tmp_path: Path) -> Non
     assert common.reports(0).current.next_statuses() is None
 
 
+def test_the_end_of_a_rank_is_logged_by_the_agent_that_saw_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next agent finds its files, and reports it again; in its log the end would be news."""
+    caplog.set_level("INFO")
+    common = shared()
+    with sleeping(1) as (pid,):
+        publish(tmp_path, pid)
+        roster = Roster(tmp_path, common)
+        (rank,) = roster.update(raw_now())
+    roster.end(rank, raw_now())
+    assert any("killed by SIGKILL" in line for line in caplog.messages)
+    caplog.clear()
+    again = Roster(tmp_path, common)
+    (rank,) = again.update(raw_now())
+    again.end(rank, raw_now())
+    assert rank.is_gone
+    assert caplog.messages == []
+    roster.close()
+    again.close()
+
+
 def test_a_rank_that_cannot_be_read_is_not_dead(tmp_path: Path) -> None:
     """The agent is short of descriptors when a rank comes: its files stay, and it is watched as
     soon as it can be read."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -27,7 +29,7 @@ from frd_agent.ranks.rank import Rank
 from frd_agent.ranks.roster import Roster
 from frd_agent.recorder.recorders import KeptDump
 from frd_agent.recorder.transitions import RecorderTracker
-from frd_agent.uplink.answers import _find, answer_ras, answer_waits
+from frd_agent.uplink.answers import _find, answer, answer_ras, answer_waits
 from tests.world.clocks import S
 from tests.world.entries import dump, nccl
 from tests.world.ras_server import RasServer, moved, serving_ras
@@ -116,6 +118,36 @@ async def test_the_wait_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     await answer_waits(rank, request, inspector, roster, send)
     assert (sent[0].error, sent[0].data) == ("the process is gone", b"")
     inspector.stop()
+    roster.close()
+
+
+async def test_the_log_of_a_rank_that_left_no_dump(tmp_path: Path) -> None:
+    """What it wrote last is in its identity, with its address."""
+    sent: list[ResponsePart] = []
+
+    async def send(part: ResponsePart) -> None:
+        sent.append(part)
+
+    path = tmp_path / "rank1.err"
+    code = "import sys; print('out of paper', file=sys.stderr, flush=True)\n" + SLEEPS
+    with (
+        path.open("wb") as stderr,
+        subprocess.Popen(
+            [sys.executable, "-c", code, "--token", "x"], stdout=subprocess.PIPE, stderr=stderr
+        ) as process,
+    ):
+        assert process.stdout is not None
+        process.stdout.readline()
+        roster, rank = rank_of(process.pid, tmp_path)
+        process.kill()
+    roster.end(rank, raw_now())
+    await answer(rank, Request(4, (1,), True, False, 5.0), (), send)
+    about = {part.part: part for part in sent}
+    assert about[Part.DUMP].error.endswith("gone, and it left no dump")
+    said = json.loads(about[Part.IDENTITY].data)
+    assert said["log"] == {"path": str(path), "lines": ["out of paper"], "why": ""}
+    assert said["address"]["log"] == str(path)
+    assert said["address"]["command"].endswith("--token REDACTED")
     roster.close()
 
 

@@ -247,6 +247,32 @@ def test_a_finding_that_opens() -> None:
     assert opened.until - opened.asked_at > 60 * 10e9 / 2
 
 
+@pytest.mark.parametrize("absent", [[2], []])
+def test_a_finding_that_an_answer_may_improve(absent: list[int]) -> None:
+    """As long as a suspect does not give its stack; if there is no suspect, any rank. One that has
+    given it before the finding opened, is waited for no more."""
+    asked, slow = running(), (absent or [1])[0]
+    all_of = asked.answers
+    asked.silent = {*ALL}
+    asked.answers = lambda of: [  # type: ignore[method-assign]
+        one
+        for one in all_of(of)
+        if of.rule.kind is QuestionKind.INSPECTION or one.rank not in (slow, -1)
+    ]
+    asked.job.join("dp", [rank for rank in ALL if rank not in absent], 1)
+    asked.run(12)
+    finding = asked.job.only()
+    assert [one.rank for one in finding.suspects] == absent
+    assert asked.job.engine.advance(asked.job.now).asking == {finding.id}
+    for question in asked.questions:
+        for answer in all_of(question):
+            asked.job.engine.answer(answer, asked.job.now)
+    assert asked.job.engine.advance(asked.job.now).asking == frozenset()
+    known = hanging(*absent, seconds=12)
+    assert known.job.only().suspects or not absent
+    assert known.job.engine.advance(known.job.now).asking == frozenset()
+
+
 def test_a_finding_that_opens_before_another_detector_fails() -> None:
     """The memory of the job cannot be judged: the ranks of its hang are asked nevertheless."""
     asked = hanging(2, seconds=4)

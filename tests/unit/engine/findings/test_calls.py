@@ -66,8 +66,8 @@ def test_it_opens_once_and_closes_when_the_wait_is_over() -> None:
     assert calls.run(3, **WAITING).count(Change.OPENED) == 1
     finding = calls.job.only()
     assert finding.kind is Kind.STALL
-    assert finding.summary.startswith("recv has waited ")
-    assert finding.summary.endswith(" s for rank 2 (alive, but has not joined)")
+    assert finding.headline == "Rank 2 (node1) is alive, but has not joined"
+    assert finding.effect.startswith("holds up 3 ranks in recv for ")
     assert finding.suspects[0].confidence.value == "high"
     collective = finding_json(finding)["collective"]
     assert (collective["group"], collective["seq"], collective["op"]) == ("", -1, "recv")
@@ -199,7 +199,7 @@ def test_a_rank_that_never_comes_is_found() -> None:
     job.run(5)
     assert [s.rank for s in job.opened[-1].suspects] == [3]
     assert job.opened[-1].suspects[0].confidence is Confidence.HIGH
-    assert job.opened[-1].summary.startswith("init_process_group has waited 6")
+    assert job.opened[-1].effect.startswith("holds up 3 ranks in init_process_group for 6")
     assert len({one.id for one in job.opened}) == 1
 
 

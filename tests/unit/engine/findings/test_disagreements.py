@@ -40,7 +40,8 @@ def test_another_op_in_any_order_of_arrival(order: tuple[int, ...]) -> None:
     assert finding.kind is Kind.MISMATCH
     words = "called broadcast where ranks 0-1 called all_reduce (#249 on default_pg)"
     assert finding.disagreement == f"rank 2 {words}"
-    assert finding.summary.startswith(f"rank 2 {words}; all_reduce #249 on default_pg has waited ")
+    assert finding.headline == f"Rank 2 (node1) {words}"
+    assert finding.effect.startswith("holds up 3 ranks in all_reduce #249 of default_pg for ")
     [suspect] = finding.suspects
     assert suspect.confidence is Confidence.HIGH
     assert suspect.evidence == f"{words}; {GLOO}"
@@ -110,7 +111,7 @@ def test_a_mismatch_that_completes_gives_wrong_numbers() -> None:
     job.run(2)
     finding = job.only()
     assert finding.disagreement == f"{sentence}; {WRONG_RESULT}"
-    assert finding.summary == finding.disagreement
+    assert finding.summary == finding.disagreement.replace("rank 2", "Rank 2 (node1)")
 
 
 def test_another_order() -> None:
@@ -124,7 +125,9 @@ def test_another_order() -> None:
     assert finding.kind is Kind.ORDER
     sentence = "rank 3 went into all_reduce on default_pg while ranks 0-2 are in all_to_all on ep"
     assert finding.disagreement == sentence
-    assert finding.summary.startswith(f"{sentence}, and they wait for each other: ")
+    assert finding.headline == "Ranks 0-3 entered default_pg and ep in different orders"
+    assert finding.effect.startswith("they wait for each other: ")
+    assert finding.summary.endswith(f"; {sentence}")
 
 
 def test_another_order_of_two() -> None:

@@ -35,8 +35,8 @@ def test_a_stall_opens_within_two_seconds_of_the_threshold_and_closes_when_it_is
     assert finding.collective is not None
     assert finding.collective.missing_ranks == (2,)
     assert finding.summary == (
-        f"all_reduce #1 on dp has waited {finding.collective.waited_s:.1f} s "
-        "for rank 2 (alive, but has not joined)"
+        "Rank 2 (node1) is alive, but has not joined; holds up 3 ranks in all_reduce #1 of dp for "
+        f"{finding.collective.waited_s:.1f} s"
     )
     job.run(3)
     job.join("dp", [2], 1).complete("dp", range(4), 1)
@@ -129,7 +129,7 @@ def test_an_exit_ends_a_silence() -> None:
 
 
 def test_a_stack_that_comes_later_is_in_the_same_finding() -> None:
-    """The agent's stack arrives: evidence and summary name the line, and both survive looks."""
+    """The agent's stack arrives: evidence and headline name the line, and both survive looks."""
     job = hanging(6)
     frames = ("/srv/app/train.py:88 in load_batch", "/srv/app/train.py:120 in main")
     (event,) = job.engine.attach(job.only().id, Evidence(2, Activity(frames)))
@@ -139,7 +139,7 @@ def test_a_stack_that_comes_later_is_in_the_same_finding() -> None:
     (suspect,) = finding.suspects
     assert suspect.stack == frames
     assert suspect.evidence == ("last joined seq 0 of dp; main thread at train.py:88 in load_batch")
-    assert finding.summary.endswith("for rank 2 (train.py:88 load_batch)")
+    assert finding.headline == "Rank 2 (node1) is at train.py:88 load_batch"
     job.join("dp", [2], 1).complete("dp", range(4), 1)
     (closed,) = job.run(3)
     assert closed.finding.suspects == finding.suspects
@@ -228,7 +228,13 @@ def test_texts_survive_hostile_names() -> None:
     activity = Activity(("tr\udc80ain.py:8 in f\x07",), note="odd\x1b")
     job.engine.attach(finding.id, Evidence(1, activity))
     finding = job.only()
-    texts = [finding.summary, *finding.groups_held_up, finding.suspects[0].evidence]
+    texts = [
+        finding.headline,
+        finding.effect,
+        finding.summary,
+        *finding.groups_held_up,
+        finding.suspects[0].evidence,
+    ]
     assert finding.collective is not None
     texts += [finding.collective.group, finding.collective.op, *finding.suspects[0].stack]
     assert all(text.encode() and text.isprintable() for text in texts)

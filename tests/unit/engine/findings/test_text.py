@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from frd.engine.findings.builder import listed
-from frd.engine.findings.text import clean, place, summarize
+from frd.engine.findings.headlines import worded
+from frd.engine.findings.text import clean, place
 from frd.model import (
     AlignedNs,
+    Certainty,
     CollectiveRef,
     Confidence,
     Finding,
@@ -17,6 +19,8 @@ from frd.model import (
     Kind,
     Reason,
     Suspect,
+    WaitKind,
+    WaitsFor,
 )
 
 REF = CollectiveRef("dp", "0123456789abcdef", 4, 7, "all_reduce", (0, 1, 3), (2,), 12.44)
@@ -25,7 +29,8 @@ STALL = Finding(
 )
 
 
-WAITED = "all_reduce #7 on dp has waited 12.4 s"
+HOLDS_UP = "holds up 3 ranks in all_reduce #7 of dp for 12 s"
+WAIT = "3 ranks wait in all_reduce #7 of dp for 12 s"
 
 
 def stall(*suspects: Suspect, **fields: object) -> Finding:
@@ -65,60 +70,102 @@ def test_nothing_unprintable_passes() -> None:
     assert len(clean("x" * 1000)) == 300
 
 
+READ = WaitsFor(
+    WaitKind.FILE_READ,
+    Certainty.SEEN,
+    "/data/shard-17.tar",
+    topic="data",
+    says="its loader worker (pid 7) has been in read() of /data/shard-17.tar (nfs4 s:/x on /data)",
+    mount="/data",
+    fs="nfs4 s:/x",
+)
+
+
 @pytest.mark.parametrize(
-    ("finding", "summary"),
+    ("finding", "headline", "effect", "rest"),
     [
         (
             stall(suspect(2, Reason.EXITED), victims=(0, 1, 3), groups_held_up=("dp", "tp")),
-            f"{WAITED} for rank 2 (its process exited); 3 other ranks wait, 2 groups are held up",
+            "Rank 2 (node) has exited",
+            f"{HOLDS_UP}, in all 3 ranks in 2 groups",
+            "",
         ),
         (
             stall(stuck(2, "a.py:1 in f"), suspect(5, Reason.EXITED)),
-            f"{WAITED} for rank 2 (a.py:1 f), rank 5 (its process exited)",
+            "Rank 2 (node) is at a.py:1 f, rank 5 (node) has exited",
+            HOLDS_UP.replace("holds", "hold"),
+            "",
         ),
-        (stall(*map(stuck, range(8, 16))), f"{WAITED} for ranks 8-15"),
+        (
+            stall(*map(stuck, range(8, 16))),
+            "Ranks 8-15 (node) are alive, but have not joined",
+            HOLDS_UP.replace("holds", "hold"),
+            "",
+        ),
         (
             stall(suspect(0, Reason.IN_COLLECTIVE_ALONE)),
-            f"{WAITED} for rank 0, still inside an op that the other ranks completed",
+            "Rank 0 (node) is still inside an op that the other ranks completed",
+            HOLDS_UP,
+            "",
         ),
         (
-            stall(suspect(0, Reason.DEVICE_STUCK)),
-            f"{WAITED} for the device of rank 0, which has not started it",
+            stall(suspect(0, Reason.DEVICE_STUCK, "a.py:1 in f")),
+            "Rank 0 (node) has joined, but the device has not started the op (a.py:1 f)",
+            HOLDS_UP,
+            "",
         ),
         (
             stall(suspect(2, Reason.EXITED), collective=None),
-            "the job waits for rank 2 (its process exited)",
+            "Rank 2 (node) has exited",
+            "the job waits for it",
+            "",
         ),
         (
             stall(suspect(2, Reason.MISMATCH), suspect(5, Reason.MISMATCH)),
-            f"{WAITED}: ranks 2,5 joined with another op, size or type than the other ranks",
+            "Ranks 2,5 (node) joined with another op, size or type than the other ranks",
+            HOLDS_UP.replace("holds", "hold"),
+            "",
         ),
         (
             stall(reason=Reason.NETWORK_OR_DEVICE),
-            f"{WAITED} although all of its ranks have joined: "
-            "no single rank is the cause, check the network and the devices",
+            "No single rank is the cause of the hang: check network and devices",
+            f"{WAIT}, although all ranks that are known have joined",
+            "",
         ),
         (
             stall(reason=Reason.NETWORK_OR_DEVICE, disagreement="rank 1 has, 0 has not"),
-            f"{WAITED} although all of its ranks have joined: rank 1 has, 0 has not",
+            "Rank 1 has, 0 has not",
+            f"{WAIT}, although all ranks that are known have joined",
+            "",
         ),
         (
             stall(unknown=(2,)),
-            f"{WAITED}; the cause may be rank 2, "
-            "whose telemetry is missing or late: check the agents (frd status)",
+            "The cause may be rank 2, whose telemetry is missing or late",
+            WAIT,
+            "check the agents (frd status)",
         ),
         (
-            stall(suspect(0, Reason.ORDER), suspect(1, Reason.ORDER), kind=Kind.ORDER),
-            "ranks 0-1 entered their groups in different orders, and they wait for each other: "
-            + WAITED,
+            stall(
+                suspect(0, Reason.ORDER),
+                suspect(1, Reason.ORDER),
+                kind=Kind.ORDER,
+                groups_held_up=("pp", "dp"),
+            ),
+            "Ranks 0-1 (node) entered pp and dp in different orders",
+            "they wait for each other: 3 ranks in all_reduce #7 of dp for 12 s",
+            "",
         ),
         (
             stall(stuck(2, "train.py:88 in save", doing="saving a checkpoint")),
-            f"{WAITED} for rank 2, which is saving a checkpoint (train.py:88 save)",
+            "Rank 2 (node): saving a checkpoint (train.py:88 save)",
+            HOLDS_UP,
+            "",
         ),
         (
             stall(stuck(2, "t.py:8 in main", doing="waits for its DataLoader worker pid 7: d.py")),
-            f"{WAITED} for rank 2, which waits for its DataLoader worker pid 7: d.py",
+            "Rank 2 (node): waits for its DataLoader worker pid 7: d.py",
+            HOLDS_UP,
+            "",
         ),
         (
             stall(
@@ -128,21 +175,23 @@ def test_nothing_unprintable_passes() -> None:
                     doing="the program has ended, a non-daemon thread keeps it alive: log.py:8 run",
                 )
             ),
-            f"{WAITED} for rank 2, where the program has ended, "
+            "Rank 2 (node): the program has ended, "
             "a non-daemon thread keeps it alive: log.py:8 run",
+            HOLDS_UP,
+            "",
         ),
         (
             stall(stuck(2, "a.py:1 in f", doing="compiling"), stuck(5)),
-            f"{WAITED} for rank 2 (compiling, a.py:1 f), rank 5 (alive, but has not joined)",
+            "Rank 2 (node): compiling (a.py:1 f), rank 5 (node) is alive, but has not joined",
+            HOLDS_UP.replace("holds", "hold"),
+            "",
         ),
         (
-            stall(
-                suspect(2, Reason.MISMATCH, "t.py:3 in g", evidence="passed barrier"),
-                kind=Kind.MISMATCH,
-                victims=(0, 1, 3),
-            ),
-            "rank 2 (t.py:3 g) joined with another op, size or type than the other ranks; "
-            f"rank 2 is at t.py:3 g; {WAITED}",
+            stall(replace(stuck(2, "t.py:8 in main", doing="waits for a worker"), waits_for=READ)),
+            "Rank 2 (node): its loader worker is stuck in read(/data/shard-17.tar)",
+            HOLDS_UP,
+            "rank 2: waits for a worker (t.py:8 main); "
+            "rank 2 waits for data (pid 7, nfs4 s:/x on /data)",
         ),
         (
             stall(
@@ -151,32 +200,87 @@ def test_nothing_unprintable_passes() -> None:
                 collective=replace(REF, waiting_ranks=()),
                 disagreement="rank 2 passed float16 where rank 0 passed float32 to all_reduce #7",
             ),
-            "rank 2 passed float16 where rank 0 passed float32 to all_reduce #7; "
+            "Rank 2 (node) passed float16 where rank 0 passed float32 to all_reduce #7",
+            "",
             "rank 2 is at t.py:3 g",
         ),
     ],
 )
-def test_summaries(finding: Finding, summary: str) -> None:
-    """One line for each kind of finding: what waits, how long, for which rank, and where it is."""
-    assert summarize(finding) == summary
+def test_texts(finding: Finding, headline: str, effect: str, rest: str) -> None:
+    """The cause first, by the best that is known; then what it holds up, and how long; the summary
+    has both and the rest."""
+    said = worded(finding)
+    assert (said.headline, said.effect) == (headline, effect)
+    assert said.summary == "; ".join(filter(None, (headline, effect, rest)))
+
+
+def test_a_line_is_said_once() -> None:
+    """The rank sleeps at a line: the headline has both, and the summary has the line once."""
+    says = "its main thread has been asleep (clock_nanosleep)"
+    found = WaitsFor(WaitKind.SLEEP, Certainty.SEEN, topic="a timer", says=says)
+    said = worded(stall(replace(stuck(2, "t.py:8 in load"), waits_for=found)))
+    assert (
+        said.headline == "Rank 2 (node): its main thread is asleep (clock_nanosleep) at t.py:8 load"
+    )
+    assert said.summary.count("t.py:8") == 1
+
+
+LOST = "was killed by SIGKILL at 10:02:11 (last joined all_reduce #2 on d(p)); memory ran out"
+
+
+def test_a_lost_rank_and_others() -> None:
+    """How it ended and why, without the time and the op, which the summary has."""
+    ranks = [suspect(rank, Reason.EXITED, evidence=LOST) for rank in (2, 3)]
+    said = worded(stall(*ranks, kind=Kind.RANK_LOST))
+    assert said.headline == (
+        "Rank 2 (node) was killed by SIGKILL; memory ran out, and rank 3 was lost with it"
+    )
+    assert said.summary == f"Rank 2 (node) {LOST}, and rank 3 was lost with it; {said.effect}"
+    assert said.effect == "3 ranks wait for them"
+
+
+def test_clauses_go_before_words() -> None:
+    """A note of the kernel for which there is no room is left out as a whole."""
+    note = "the kernel's out-of-memory killer killed no process in its cgroup while it ran"
+    lost = suspect(2, Reason.EXITED, evidence=f"was killed by SIGKILL at 10:02:11; {note}")
+    said = worded(stall(lost, kind=Kind.RANK_LOST))
+    assert said.headline == "Rank 2 (node) was killed by SIGKILL"
+    assert note in said.summary
+
+
+def test_a_closed_finding_held_up_its_ranks() -> None:
+    """The effect of what is over is past."""
+    closed = stall(stuck(2), state=FindingState.CLOSED)
+    assert worded(closed).effect == HOLDS_UP.replace("holds", "held")
+
+
+def test_a_long_path_keeps_its_end() -> None:
+    """The headline is cut in the middle of the path, and the summary is not cut."""
+    path = f"/data/{'very/' * 30}shard-17.tar"
+    says = f"its main thread has been in open() of {path}"
+    found = WaitsFor(WaitKind.FILE_OPEN, Certainty.SEEN, path, says=says)
+    said = worded(stall(replace(stuck(2), waits_for=found)))
+    assert said.headline.startswith("Rank 2 (node): its main thread is stuck in open(/data/ve")
+    assert said.headline.endswith("very/shard-17.tar)")
+    assert len(said.headline) == 100
+    assert f"open({path})" in said.summary
 
 
 def test_a_group_of_unknown_members_may_wait_for_another_job() -> None:
     """All ranks of the job have joined, and the group has members that are not of the job: neither
     the network nor a device is blamed."""
     ref = replace(REF, group_size=0, missing_ranks=())
-    summary = summarize(stall(collective=ref, reason=Reason.NETWORK_OR_DEVICE))
-    assert summary.startswith(
-        f"{WAITED} although all of its ranks of this job have joined: "
-        "it may wait for members that are not of this job"
-    )
+    said = worded(stall(collective=ref, reason=Reason.NETWORK_OR_DEVICE))
+    assert said.headline == "The group may wait for members that are not of this job"
 
 
 def test_suspects_that_are_equally_likely_are_folded() -> None:
     """Rank 3 is certain; ranks 0 and 1, at one place, and 2, at another, are less so."""
     maybe = [replace(stuck(rank, "a.py:1 in f"), confidence=Confidence.MEDIUM) for rank in (0, 1)]
-    finding = stall(stuck(3, "b.py:2 in g"), *maybe)
-    assert summarize(finding) == f"{WAITED} for rank 3 (b.py:2 g), perhaps ranks 0-1 (a.py:1 f)"
+    said = worded(stall(stuck(3, "b.py:2 in g"), *maybe))
+    assert said.headline == (
+        "Rank 3 (node) is at b.py:2 g, perhaps ranks 0-1 (node) are at a.py:1 f"
+    )
 
 
 def test_the_surest_suspects_come_first() -> None:

@@ -248,7 +248,7 @@ def test_who_returns_early_comes_before_those_who_lose_it() -> None:
     assert finding.victims == (0, 1, 3)
     at = clock_text(finding.suspects[0].onset_at or 0)
     assert finding.summary.startswith(
-        f"rank 2 exited with status 0 at {at} (last joined #3 on dp); 3 ranks wait for it"
+        f"Rank 2 (node1) exited with status 0 at {at} (last joined #3 on dp); 3 ranks wait for it"
     )
 
 
@@ -350,7 +350,7 @@ def test_a_crash_is_reported_with_its_line_and_stays_in_the_history() -> None:
     (finding,) = job.findings()
     assert finding.close_reason == "the attempt ended"
     assert named(finding) == named(lost) == [(1, Reason.EXITED, Confidence.HIGH)]
-    assert "rank 1 raised RuntimeError: bad batch (train.py:88 load) at " in finding.summary
+    assert "Rank 1 (node0) raised RuntimeError: bad batch (train.py:88 load) at " in finding.summary
 
 
 DOWNLOAD = replace(BAD_BATCH, exception="RemoteDisconnected: Remote end closed connection")
@@ -470,8 +470,9 @@ def test_a_lost_rank_says_who_waits_for_it(how: ExitInfo, says: str) -> None:
     finding = job.only()
     at = clock_text(finding.suspects[0].onset_at or 0)
     assert finding.summary == (
-        f"rank 1 {says} at {at} (last seen in #3 on dp); 3 ranks wait for it"
+        f"Rank 1 (node0) {says} at {at} (last seen in #3 on dp); 3 ranks wait for it"
     )
+    assert finding.headline == f"Rank 1 (node0) {says}"
     assert (finding.victims, finding.groups_held_up) == ((0, 2, 3), ("dp",))
     assert finding.collective is not None
     assert finding.collective.waiting_ranks == (0, 2, 3)
@@ -505,7 +506,7 @@ def test_if_each_rank_blames_a_peer_no_rank_is_named(finishes: bool, who: str) -
     finding = job.only()
     assert named(finding) == []
     assert finding.summary == (
-        f"{who} ended, and each blames a peer: which rank ended first is not known"
+        f"{who.capitalize()} ended, and each blames a peer: which rank ended first is not known"
     )
 
 

@@ -137,7 +137,7 @@ def test_the_cause_of_a_hung_job_is_that_of_its_finding(how: ExitInfo, failed: b
     assert (found is not None) is failed
     if found is not None:
         assert (found.rank, found.finding) == (2, stall.id)
-        assert "waited" in found.text
+        assert "holds up 3 ranks" in found.text
         assert "SIGABRT" in found.text
 
 

@@ -10,7 +10,7 @@ import pytest
 from frd.engine.engine import Engine
 from frd.engine.memory.incident import MemoryIncident
 from frd.engine.memory.rise import Attribution, MemoryRise
-from frd.engine.memory.text import duration, evidence, size, summary
+from frd.engine.memory.text import duration, effect, evidence, headline, size
 from frd.engine.policy import Policy
 from frd.model import (
     AttemptKey,
@@ -97,7 +97,7 @@ def test_what_people_read() -> None:
     assert (suspect.rank, suspect.node) == (2, "node1")
     assert (suspect.reason, suspect.confidence) == (Reason.MEMORY, Confidence.HIGH)
     assert finding.summary == (
-        "host memory of rank 2 rose first: +5.7 GiB in 1.9 s, 8.3 GiB left, "
+        "Rank 2 (node1): its host memory rose first; +5.7 GiB in 1.9 s, 8.3 GiB left, "
         "exhausted in about 2.8 s as of 08:00:21"
     )
     assert suspect.evidence == (
@@ -148,7 +148,7 @@ def test_others_memory_is_said_of_the_node() -> None:
     assert (finding.kind, finding.severity) == (Kind.MEMORY_SPIKE, Severity.WARNING)
     assert (finding.suspects, finding.victims, finding.unknown) == ((), (), ())
     assert finding.summary.startswith(
-        "host memory of node1 is taken by processes of no rank: +1.9 GiB in 1.9 s, "
+        "Host memory of node1 is taken by processes of no rank; +1.9 GiB in 1.9 s, "
     )
     assert "exhausted in about" in finding.summary
 
@@ -193,7 +193,7 @@ def test_when_all_rise_together_no_rank_is_a_suspect() -> None:
     assert (finding.suspects, finding.reason) == ((), Reason.MEMORY)
     assert finding.victims == (0, 1, 2, 3)
     assert finding.summary == (
-        "host memory of ranks 0-3 rose together, no single rank is the cause: "
+        "Host memory of ranks 0-3 rose together: no single rank is the cause; "
         "+13.0 GiB in 1.0 s, 1.0 GiB left"
     )
 
@@ -218,7 +218,7 @@ def test_out_of_memory() -> None:
     spike, oom = (event.finding for event in job.run(26) if event.change is not Change.UPDATED)
     assert (spike.kind, spike.close_reason) == (Kind.MEMORY_SPIKE, "memory ran out")
     assert (oom.kind, oom.state) == (Kind.OOM, FindingState.OPEN)
-    assert oom.summary == "rank 1 ran out of host memory: +14.0 GiB in 4.9 s, 0 bytes left"
+    assert oom.summary == "Rank 1 (node0) ran out of host memory; +14.0 GiB in 4.9 s, 0 bytes left"
     assert "an allocation failed" in oom.suspects[0].evidence
 
 
@@ -264,27 +264,22 @@ FIGURES = "+2.0 GiB in 4.0 s, 30.0 GiB left"
     [
         (
             replace(SPIKE, rows={3: 0, 5: 1}),
-            "GPU memory of ranks 3,5 rose first, too close together to say which of them: "
-            f"{FIGURES}",
+            "ranks 3,5: their GPU memory rose first, too close together to say which of them",
         ),
-        (replace(SPIKE, leak=True, on_host=True), f"host memory of rank 3 leaks: {FIGURES}"),
-        (OOM, f"rank 3 ran out of GPU memory: {FIGURES}"),
-        (
-            replace(OOM, failed={7}),
-            f"rank 7 ran out of GPU memory; the memory of rank 3 rose first: {FIGURES}",
-        ),
+        (replace(SPIKE, leak=True, on_host=True), "rank 3: its host memory leaks"),
+        (OOM, "rank 3 ran out of GPU memory"),
+        (replace(OOM, failed={7}), "rank 3: its GPU memory rose first; rank 7 ran out"),
         (
             replace(OOM, rows={3: 0, 5: 1}, failed={7}),
-            "rank 7 ran out of GPU memory; the memory of ranks 3,5 rose first, "
-            "too close together to say which of them: "
-            f"{FIGURES}",
+            "ranks 3,5: their GPU memory rose first, too close together to say which of them; "
+            "rank 7 ran out",
         ),
         (replace(OOM, common=True, failed={1, 2, 3}), "ranks 1-3 ran out of GPU memory"),
     ],
 )
 def test_one_line(incident: MemoryIncident, text: str) -> None:
     """Who ran out, who rose first, and when they are not the same, both."""
-    assert summary(incident) == text
+    assert (headline(incident), effect(incident)) == (text, "" if incident.common else FIGURES)
 
 
 @pytest.mark.parametrize(

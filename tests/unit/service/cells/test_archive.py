@@ -16,11 +16,12 @@ from frd.config import Config
 from frd.engine.policy import Policy
 from frd.errors import StoreError
 from frd.forms import later
-from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState
+from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState, Note
 from frd.service.cells.alone import LocalLease
 from frd.service.cells.archive import Opened
 from frd.service.cells.replica import SharedArchive
 from frd.service.clocks.real_time import RealTime
+from frd.service.journal.kept_findings import KeptFindings
 from frd.service.journal.payloads import (
     Settings,
     decode_finding,
@@ -32,7 +33,14 @@ from frd.service.journal.reading import recover
 from frd.store.findings import FindingStore
 from frd.store.records import Record, RecordKind
 from tests.world.evaluated import Evaluated
-from tests.world.fake_cluster import FakeFindings, FakeKeys, FakeLog, FakeStream, Faults
+from tests.world.fake_cluster import (
+    FakeFindings,
+    FakeKeys,
+    FakeLog,
+    FakeRegistry,
+    FakeStream,
+    Faults,
+)
 from tests.world.virtual_time import in_virtual_time
 
 CELL = 7
@@ -58,7 +66,9 @@ class Servers:
         self, now: RealTime | None = None, config: Callable[[], Config] = Config
     ) -> Opened:
         """As the next replica does it."""
-        cluster = Cluster(LocalLease(), self.log, self.findings, _nothing)
+        cluster = Cluster(
+            LocalLease(), self.log, self.findings, FakeRegistry(self.keys, Faults()), _nothing
+        )
         archive = SharedArchive(cluster, config, self.store, now or RealTime())
         return await archive.open(CELL)
 
@@ -139,6 +149,52 @@ async def test_open_findings_come_from_the_log(servers: Servers, finding: Findin
     third = await servers.open()
     assert not third.findings
     await end(third)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+@in_virtual_time
+async def test_what_people_said_outlasts_a_takeover(
+    is_shared: bool, servers: Servers, finding: Finding
+) -> None:
+    """A finding is acknowledged, closed, and gets a note after all replicas know it as closed; its
+    owner dies, with the note shared or not. The next owners have each of these versions, and at the
+    end all replicas have the note."""
+    said = dataclasses.replace(finding, acknowledged_by="al", acknowledged_at=finding.opened_at)
+    first = await servers.open()
+    await first.keeper.save([FindingEvent(Change.OPENED, said)], [])
+    await die(first)
+    second = await servers.open()
+    assert list(second.findings) == [said]
+    over = closed(said)
+    await second.keeper.save([FindingEvent(Change.CLOSED, over)], [])
+    await asyncio.sleep(1)
+    assert await servers.shared() == [over]
+    servers.writes_fail = not is_shared
+    noted = dataclasses.replace(over, notes=(Note("al", finding.opened_at, "a disk"),))
+    await second.keeper.save([FindingEvent(Change.UPDATED, noted)], [])
+    for _ in range(2):  # the first one makes a checkpoint, the second one names it
+        second.log.tick(AlignedNs(RealTime()() + 1200 * 10**9))
+        await asyncio.sleep(1)
+    await die(second)
+    assert (await servers.shared() == [noted]) is is_shared
+    servers.writes_fail = False
+    third = await servers.open()
+    await asyncio.sleep(1)
+    assert await servers.shared() == [noted]
+    assert servers.store.get(noted.id) == noted
+    await end(third)
+
+
+def test_a_note_while_the_closing_is_being_shared(finding: Finding) -> None:
+    """Checkpoints of the log keep the version with the note until all replicas have that one."""
+    over, kept = closed(finding), KeptFindings(AlignedNs(0))
+    noted = dataclasses.replace(over, notes=(Note("al", finding.opened_at, "a disk"),))
+    for version in (over, noted):
+        kept.see(version, AlignedNs(1))
+    kept.shared(over)
+    assert [decode_finding(one.payload) for one in kept.records()] == [noted]
+    kept.shared(noted)
+    assert kept.records() == []
 
 
 async def test_a_log_that_cannot_be_read(

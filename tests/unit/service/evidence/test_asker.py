@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -233,6 +235,21 @@ async def test_a_rank_that_cannot_answer(kind: QuestionKind, tmp_path: Path) -> 
     assert failed == ([] if kind is QuestionKind.OPINION else [1])
     if kind is QuestionKind.INSPECTION:  # it is left alone for a while
         assert [one.rank for one in answers if one.is_silent] == [1]
+
+
+@in_virtual_time
+async def test_a_rank_without_a_dump_is_in_the_folder(tmp_path: Path) -> None:
+    """Its identity has the end of its log, which people need most when the rank is gone."""
+    world = World(tmp_path)
+    said = Piece(1, Part.IDENTITY, b'{"log": {"path": "/l", "lines": ["x"], "why": ""}}')
+    world.agents._of = lambda rank, wanted: [  # type: ignore[method-assign]
+        Piece(rank, Part.DUMP, error="gone, and it left no dump"),
+        dataclasses.replace(said, rank=rank),
+    ]
+    taken = await world.dumper.take(AttemptKey("job", 0), [1], stacks=False, timeout_s=1.0)
+    assert (taken.answered, list(taken.failed)) == ((), [1])
+    found = json.loads(world.store.identity(taken.id, 1) or b"")
+    assert (found["rank"], found["source"], found["log"]["lines"]) == (1, "", ["x"])
 
 
 def no_agent(world: World) -> None:

@@ -2,72 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from frd import config
 from frd.config import NotifyTarget
-from frd.engine.policy import Policy
 from frd.errors import ConfigError
-from frd.model import Change, Confidence, FindingEvent, Severity
+from frd.model import Change, FindingEvent
 from frd.service.findings import notifier as notifier_module
-from frd.service.findings.notices import Choice, News
 from frd.service.findings.notifier import Notifier
 from frd.service.http.runbooks import load as runbooks
 from frd.store.findings import Owed
 from tests.world.daemons import free_port, until
-from tests.world.evaluated import Evaluated
+from tests.world.notified import Scene
 from tests.world.webhook import Receiver
-
-POLICY = Policy(stall_after_s=5.0, critical_after_s=20.0)
-
-
-class Scene:
-    """A scripted job whose findings go through a real evaluator to real webhooks."""
-
-    def __init__(self, folder: Path, *targets: NotifyTarget, has_pages: bool = True) -> None:
-        self.notifier = Notifier(
-            targets, lambda: "http://127.0.0.1:9374", has_pages=has_pages, first_pause_s=0.05
-        )
-        self.world = Evaluated(folder, POLICY, self.notifier.see, self.notifier.prepare)
-        self.job, self.published = self.world.job, self.world.published
-
-    def pass_s(self, seconds: float) -> None:
-        self.world.pass_s(seconds)
-        self.world.evaluate()
-
-    def hang(self) -> None:
-        """Rank 2 does not come; a finding opens."""
-        self.world.hang()
-        self.world.evaluate()
-
-    def whole_story(self) -> None:
-        """A finding opens, becomes critical, and closes."""
-        self.hang()
-        for _ in range(25):
-            self.pass_s(1)
-        self.job.join("dp", [2], 1).complete("dp", range(4), 1)
-        for _ in range(5):
-            self.pass_s(1)
-        assert [e.change for e in self.published][-1] is Change.CLOSED
-
-    def send(self, events: Sequence[FindingEvent]) -> None:
-        self.notifier.prepare(events)
-        self.notifier.see(events)
-
-    def counted(self, result: str, target: str = "") -> int:
-        return self.notifier.counted()[target, result]
-
-    def close(self) -> None:
-        self.notifier.close()
-        self.world.close()
 
 
 @pytest.fixture
@@ -98,67 +51,6 @@ def test_a_finding_is_sent_when_it_opens_becomes_critical_and_closes(
     assert closed["finding"]["state"] == "closed"
     assert receiver.headers[0]["Content-Type"] == "application/json"
     assert scene.counted("sent") == 3
-
-
-def test_a_chat_gets_text_with_suspects_and_a_command(tmp_path: Path, receiver: Receiver) -> None:
-    """Slack's form; characters that would be a mention or a link are escaped."""
-    target = NotifyTarget(
-        url=receiver.url, format="slack", on=("opened",), runbook_url="https://wiki/frd/"
-    )
-    scene = Scene(tmp_path, target)
-    scene.hang()
-    (event,) = scene.published
-    hostile = replace(event.finding, id="f2", job="<!channel>")
-    scene.send([replace(event, finding=hostile)])
-    until(lambda: len(receiver.received) == 2, "two messages")
-    scene.close()
-    texts = [message["text"] for message in receiver.received]
-    assert [list(message) for message in receiver.received] == [["text"]] * 2
-    assert event.finding.summary in texts[0]
-    assert "• rank 2 on " in texts[0]
-    assert f"`frd findings {event.finding.id}`" in texts[0]
-    assert texts[0].splitlines()[-2:] == [
-        f"http://127.0.0.1:9374/findings/{event.finding.id}",
-        "https://wiki/frd/FrdCollectiveStalled.md",
-    ]
-    assert "<!channel>" not in texts[1]
-    assert "&lt;!channel&gt;" in texts[1]
-
-
-def test_a_chat_gets_equally_likely_suspects_in_one_line(
-    tmp_path: Path, receiver: Receiver
-) -> None:
-    """Ranks 0 and 1 of a circle, and what each of them left out; JSON has both."""
-    scene = Scene(tmp_path, NotifyTarget(url=receiver.url, format="slack", on=("opened",)))
-    scene.hang()
-    (event,) = scene.published
-    suspects = tuple(
-        replace(event.finding.suspects[0], rank=rank, confidence=Confidence.MEDIUM, evidence=words)
-        for rank, words in enumerate(("is in a", "is in b"))
-    )
-    scene.send([replace(event, finding=replace(event.finding, id="f2", suspects=suspects))])
-    until(lambda: len(receiver.received) == 2, "two messages")
-    scene.close()
-    lines = receiver.received[1]["text"].splitlines()
-    (line,) = (line for line in lines if line.startswith("• "))
-    assert line.startswith("• ranks 0-1 (cpu_stuck, confidence medium): rank 0")
-    assert "is in a; rank 1" in line
-
-
-@pytest.mark.parametrize("form", ["json", "slack"])
-def test_without_the_page_messages_lead_to_the_runbook_only(
-    form: Literal["json", "slack"], tmp_path: Path, receiver: Receiver
-) -> None:
-    """The page is switched off: no message links to it."""
-    target = NotifyTarget(url=receiver.url, format=form, on=("opened",))
-    scene = Scene(tmp_path, target, has_pages=False)
-    scene.hang()
-    until(lambda: receiver.received, "a message")
-    scene.close()
-    text = json.dumps(receiver.received)
-    assert "http://127.0.0.1:9374/runbooks/FrdCollectiveStalled.md" in text
-    assert "9374/findings/" not in text
-    assert "page_url" not in text
 
 
 def test_a_receiver_that_was_down_gets_it_when_it_is_up(
@@ -329,71 +221,6 @@ def test_refused_messages_are_not_repeated(tmp_path: Path, receiver: Receiver, s
         assert scene.counted("failed") == scene.counted("dropped") == 0
 
 
-def chosen(target: NotifyTarget, *events: FindingEvent) -> list[str]:
-    news, choice = News(), Choice(target)
-    found = [choice.of(news.of(event)) for event in events]
-    return [notice.event for notice in found if notice is not None]
-
-
-def test_each_target_has_its_own_choice(tmp_path: Path) -> None:
-    """By event and by severity; a closing only if the target had a message of the finding."""
-    scene = Scene(tmp_path)
-    scene.hang()
-    finding = scene.published[0].finding
-    scene.close()
-    bare = replace(finding, suspects=())
-    critical = replace(finding, severity=Severity.CRITICAL)
-    story = (
-        FindingEvent(Change.OPENED, bare),
-        FindingEvent(Change.UPDATED, finding),
-        FindingEvent(Change.UPDATED, critical),
-        FindingEvent(Change.UPDATED, critical),
-        FindingEvent(Change.CLOSED, critical),
-    )
-    url = "http://h/"
-    assert chosen(NotifyTarget(url=url), *story) == ["opened", "suspect", "critical", "closed"]
-    only_critical = NotifyTarget(url=url, min_severity="critical")
-    assert chosen(only_critical, *story) == ["critical", "closed"]
-    assert chosen(only_critical, *story[:2], FindingEvent(Change.CLOSED, finding)) == []
-    assert chosen(NotifyTarget(url=url, on=("closed",)), *story) == []
-    at_once = FindingEvent(Change.OPENED, critical)
-    assert chosen(NotifyTarget(url=url), at_once) == ["opened"]
-    assert chosen(NotifyTarget(url=url, on=("critical", "suspect")), at_once) == ["critical"]
-    again = (*story[:3], FindingEvent(Change.UPDATED, bare), *story[1:])
-    assert chosen(NotifyTarget(url=url), *again) == ["opened", "suspect", "critical", "closed"]
-
-
-def test_what_another_process_has_sent(tmp_path: Path) -> None:
-    """A cell comes with a finding that is open and no more: a target that wants its opening gets
-    its closing, one that wants what has not happened gets none. It becomes critical first: both
-    get it. The cell goes: this process knows nothing of the finding any more."""
-    scene = Scene(tmp_path)
-    scene.hang()
-    finding = replace(scene.published[0].finding, suspects=())
-    scene.close()
-    critical = FindingEvent(Change.UPDATED, replace(finding, severity=Severity.CRITICAL))
-    closed = FindingEvent(Change.CLOSED, finding)
-
-    def later(target: NotifyTarget, *events: FindingEvent, goes: bool = False) -> list[str]:
-        news, choice = News(), Choice(target)
-        for known in (news, choice):
-            known.know([finding])
-            if goes:
-                known.forget([finding])
-        return [one.event for e in events if (one := choice.of(news.of(e))) is not None]
-
-    wants_all = NotifyTarget(url="http://h/")
-    wants_critical = NotifyTarget(url="http://h/", on=("critical", "closed"))
-    known, news = scene.published[0].finding, News()
-    news.know([known])
-    assert not news.of(FindingEvent(Change.UPDATED, known))
-    assert later(wants_all, closed) == ["closed"]
-    assert later(wants_critical, closed) == []
-    for target in (wants_all, wants_critical):
-        assert later(target, critical, closed) == ["critical", "closed"]
-        assert later(target, critical, closed, goes=True) == []
-
-
 def test_url_and_headers_come_from_files_that_may_change(
     tmp_path: Path, receiver: Receiver
 ) -> None:
@@ -466,6 +293,8 @@ def test_one_table_or_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ]
     assert config.changed_keys(one, two) == ["notify"]
     assert "notify" in config.LIVE_KEYS
+    text = '[notify]\nformat = "pagerduty"\nrouting_key_file = "f"\n'
+    assert loaded(tmp_path, text).notify[0].url == "https://events.pagerduty.com/v2/enqueue"
     by_file = loaded(tmp_path, '[[notify]]\nurl_file = "f"\n')
     assert loaded(tmp_path, config.as_toml(by_file)) == by_file
     monkeypatch.setenv("FRD_NOTIFY", '[{"url": "http://e/", "format": "slack"}]')
@@ -483,6 +312,11 @@ def test_one_table_or_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ('url = "http://h/s3cret x"', "notify.0.url: set, not shown: write it without spaces"),
         ('urll = "s3cret"', "notify.0.urll: unknown key: did you mean notify.0.url?"),
         ('url = "http://h/"\non = ["soon"]', "notify.0.on.0: 'soon': must be 'opened', 'critical"),
+        ('format = "pagerduty"', "notify.0.routing_key_file: not set: format pagerduty needs it"),
+        (
+            'url = "http://h/"\nrouting_key_file = "f"',
+            "notify.0.routing_key_file: set: only format pagerduty has one",
+        ),
         ('url = "http://h/"\non = []', "notify.0.on: []: name at least one event"),
         ('url = "http://h/"\ntimeout_s = 0', "notify.0.timeout_s: 0: must be greater than 0"),
         ('url = "http://h/"\n[[notify]]\nurl = "http://h/"\nname = "1"', "notify.1.name: '1': ano"),

@@ -80,6 +80,29 @@ def test_ranks_that_the_agent_may_not_read(client: Client) -> None:
     assert 'frd_node_unreadable{node="a"}' not in metrics
 
 
+def test_agents_whose_metrics_prometheus_can_scrape(client: Client) -> None:
+    """Each once, by name; an agent that says nothing, as old ones, or no address is left out."""
+    said = (
+        "node7:9375",
+        "[fe80::7]:9375",
+        "",
+        "node7:9375",
+        "n:1/../?x",
+        "a b:1",
+        "http://n:1",
+        ":1",
+    )
+    nodes = [
+        dataclasses.replace(node_view(f"node{at}", {}), metrics=metrics)
+        for at, metrics in enumerate(said)
+    ]
+    change(client, nodes=nodes)
+    assert client.get("/api/v1/targets").json == [
+        {"targets": ["[fe80::7]:9375"], "labels": {"node": "node1"}},
+        {"targets": ["node7:9375"], "labels": {"node": "node3"}},
+    ]
+
+
 def test_a_service_in_trouble(client: Client) -> None:
     """It evaluates no more, agents are silent or gone, rows are missing, and things are refused."""
     view = dataclasses.replace(job_view("train"), gap_entries=7)

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from frd.do_now import shown_json
 from frd.engine.history.copies import Copies
 from frd.engine.history.group_map import group_map
 from frd.engine.views import CELL_STATES, GroupMap, Histogram
-from frd.forms import finding_json
 from frd.model import AlignedNs, AttemptKey, RankState
 from frd.service.state import ServiceState
 from tests.world.hang_api import PATH, HangApi, hang_api
@@ -237,7 +237,7 @@ def test_one_rank(client: HangApi) -> None:
             "state": "missing",
         }
     ]
-    assert found["findings"] == [finding_json(client.job.only())]
+    assert found["findings"] == [shown_json(client.job.only())]
     assert found["memory"] == {"ranks": 0, "recent_every_s": 0.0, "series": []} | {
         "recent_every_s": found["memory"]["recent_every_s"]
     }

@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from frd.do_now import shown_json
 from frd.engine.views import GroupView, MemoryView, StatusView
-from frd.forms import finding_json, utc_ns, utc_text
+from frd.forms import utc_ns, utc_text
 from frd.model import AlignedNs, AttemptKey, Change, FindingEvent, Kind, SeriesInfo, SeriesKind
 from frd.service.http.json_api import group_json
+from frd.service.http.routes import WebOptions
+from frd.service.http.runbooks import Runbook
 from frd.service.state import ServiceState
 from tests.world.http_api import Client, Service, closed, finding, job_view
 from tests.world.views import NOW, SECOND
@@ -62,6 +65,33 @@ def test_runbooks(client: Client) -> None:
     answer = client.get("/runbooks/../findings.md")
     assert answer.status == 404
     assert answer.json["error"].startswith("runbook: '../findings.md': unknown here")
+
+
+def test_runbooks_as_pages(client: Client) -> None:
+    """A browser gets HTML without any script, with the headers of the page. Links lead to other
+    runbooks; those to other documents are plain text."""
+    answer = client.get("/runbooks/FrdMemoryFirstCause.md", accept="text/html,*/*")
+    assert answer.content_type == "text/html; charset=utf-8"
+    assert "script-src 'self'" in answer.headers["content-security-policy"]
+    page = answer.body.decode()
+    assert '<a href="FrdRankLost.md"><code>FrdRankLost</code></a>' in page
+    assert "written by" not in page
+    pages = [client.get(f"/runbooks/{name}", accept="text/html").body.decode() for name in
+             client.get("/runbooks/").body.decode().split()]  # fmt: skip
+    assert not [one for one in pages if "<script" in one or 'href="..' in one or "](" in one]
+    listed = client.get("/runbooks/", accept="text/html").body.decode()
+    assert '<a href="FrdStandstill.md">FrdStandstill</a>' in listed
+
+
+def test_html_in_a_runbook_is_text() -> None:
+    """No element, and no address that runs a script."""
+    text = "# A\n\n<script>alert(1)</script> <b>x</b> [y](javascript:alert(1)) [z](https://a.b)"
+    page = Runbook("<A>", text, text).page
+    assert "<script" not in page
+    assert "<b>" not in page
+    assert "<title>&lt;A&gt;</title>" in page
+    assert 'href="javascript' not in page
+    assert 'href="https://a.b"' in page
 
 
 def test_jobs(client: Client) -> None:
@@ -142,7 +172,7 @@ def test_job_in_full(client: Client) -> None:
         }
     ]
     assert job["memory"] == {"ranks": 0, "recent_every_s": 0.0, "series": []}
-    assert job["findings"] == [finding_json(finding(2)), finding_json(finding(1))]
+    assert job["findings"] == [shown_json(finding(2)), shown_json(finding(1))]
     newest = client.get("/api/v1/jobs/train").json
     assert (newest["attempt"], newest["findings"]) == (1, [])
 
@@ -245,7 +275,11 @@ def test_findings(tmp_path: Path, query: str, numbers: list[int]) -> None:
 def test_closing_by_hand(client: Client) -> None:
     """A reason is required; an unknown finding, or one that is closed already, is an error."""
     path = f"/api/v1/findings/{finding(1).id}/close"
-    for body, says in (({}, "because"), ({"because": " "}, "say why"), ({"because": 1}, "because")):
+    for body, says in (
+        ({}, "because"),
+        ({"because": " "}, "because: 0 char"),
+        ({"because": 1}, "because"),
+    ):
         answer = client.post(path, body)
         assert answer.status == 400
         assert says in answer.json["error"]
@@ -393,6 +427,15 @@ def test_utc_is_ahead_of_the_time_of_the_engine(client: Client) -> None:
     assert sample.value == (NOW + hour) / SECOND
 
 
+def test_a_finding_leads_to_the_form_of_alertmanager(client: Client) -> None:
+    """If its address is configured."""
+    path = f"/api/v1/findings/{finding(1).id}"
+    assert "silence_url" not in client.get(path).json
+    web = WebOptions(alertmanager_url="https://alerts.example/am")
+    form = "https://alerts.example/am/#/silences/new?filter=%7Bfinding%3D%220000000000000001%22%7D"
+    assert Client(client.service, web).get(path).json["silence_url"] == form
+
+
 def test_closing_by_hand_hides_nothing(client: Client) -> None:
     """The only stall of a job was closed by hand and goes on: the job is still stalled, lists of
     open findings have it, and no series that alerts are made of does."""
@@ -407,7 +450,7 @@ def test_closing_by_hand_hides_nothing(client: Client) -> None:
     assert line["findings_closed_by_hand"] == 1
     job = client.get("/api/v1/jobs/train").json
     listed = client.get("/api/v1/findings", "state=open").json["findings"]
-    assert (job["state"], job["findings"], listed) == ("stalled", listed, [finding_json(going_on)])
+    assert (job["state"], job["findings"], listed) == ("stalled", listed, [shown_json(going_on)])
     recent = client.get("/api/v1/findings", "since=2099-01-01T00:00:00Z").json["findings"]
     assert [one["id"] for one in recent if one.get("goes_on")] == [going_on.id]
     one = client.get(f"/api/v1/findings/{going_on.id}").json

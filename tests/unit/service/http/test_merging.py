@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from itertools import permutations
 from typing import Any
+
+import pytest
 
 from frd.cluster.cells import CELLS
 from frd.cluster.lease import ClusterView
@@ -48,6 +51,18 @@ def test_the_order_of_answers_does_not_matter() -> None:
         "last_heard_s": 0.5,
         "blind": ["x"],
     }
+
+
+def test_what_ended_is_that_of_all() -> None:
+    """A failed job is known to one replica, a closed finding to all: each is there once, the newest
+    first. A replica of the release before has no such list."""
+    failed = {"job": "a", "at": "2026-11-25T00:00:02Z", "kind": "failed", "text": "killed"}
+    closed = {"job": "b", "at": "2026-11-25T00:00:01Z", "kind": "stall", "text": "stuck"}
+    answers = [said() | {"ended": [closed]}, said() | {"ended": [failed, closed]}, said()]
+    for order in permutations(answers):
+        assert merged(*order)["ended"] == [failed, closed]
+    with pytest.raises(ValueError, match="ended"):
+        decode(json.dumps(said() | {"ended": [{"job": "a"}]}).encode(), Jobs)
 
 
 def test_keys_of_a_newer_release_stay() -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from frd.cluster.lease import ClusterView, Replica
-from frd.engine.views import AttemptView, GroupView, Histogram, StatusView
+from frd.engine.views import AttemptView, GroupView, Histogram, MemoryView, StatusView
 from frd.forms import utc_text
 from frd.model import (
     AlignedNs,
@@ -26,17 +29,27 @@ from frd.model import (
     FindingState,
     Kind,
     RankState,
+    SeriesInfo,
+    SeriesKind,
     Severity,
     WaitKind,
     WaitsFor,
 )
 from frd.service.http.job_json import job_summary
 from frd.service.http.json_api import job_json, jobs_json
-from frd.service.metrics.collector import MAX_GROUPS, MAX_LABEL_CHARS, MAX_OPS, OTHER, render
+from frd.service.metrics.collector import (
+    CONTENT_TYPE,
+    MAX_GROUPS,
+    MAX_LABEL_CHARS,
+    MAX_OPS,
+    OTHER,
+    render,
+)
 from frd.service.metrics.recent_peak import WINDOW_S, RecentPeak
 from frd.service.metrics.table import MAX_SUSPECTS, METRICS
 from frd.service.state import CellState, ClusterState, Counters, NodeView, ServiceState
-from tests.world.http_api import finding
+from tests.world.http_api import Client, Service, finding
+from tests.world.prometheus import documented
 from tests.world.views import NOW, SECOND, TRAIN, attempt_view, group_view, node_view, rank_view
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -58,6 +71,8 @@ def scraped(state: ServiceState) -> Series:
 
 
 def value(series: Series, name: str, **labels: str) -> float | None:
+    if name in METRICS and "training_job" in METRICS[name].labels:
+        labels = {"namespace": "", "training_job": labels["job"]} | labels
     return series.get((name, frozenset(labels.items())))
 
 
@@ -82,13 +97,17 @@ def agent_of(name: str, *, reporting: bool = True) -> NodeView:
     return dataclasses.replace(view, clock=view.clock._replace(steps=1))
 
 
+HOLDS_UP = "holds up 2 ranks in all_reduce #36 of default_pg"
+
+
 def stall(number: int = 1, *, job: str = "train", suspects: int = 1) -> Finding:
     """Its suspects read a file."""
     waits_for = WaitsFor(WaitKind.FILE_READ, Certainty.SEEN, "/data/shard-17.tar")
     found = finding(number, job)
     suspect = dataclasses.replace(found.suspects[0], waits_for=waits_for)
     named = tuple(dataclasses.replace(suspect, rank=rank) for rank in range(suspects))
-    return dataclasses.replace(found, opened_at=NOW, suspects=named)
+    found = dataclasses.replace(found, headline="Rank 0 (node0): reads a file", opened_at=NOW)
+    return dataclasses.replace(found, effect=f"{HOLDS_UP} for 62 s", suspects=named)
 
 
 def service_state(
@@ -141,22 +160,24 @@ frd_ranks{job="train",state="exited"} 1
 frd_ranks{job="train",state="silent"} 0
 frd_nodes{job="train",state="reporting"} 1
 frd_nodes{job="train",state="late"} 1
-frd_agents_expected{job="train"} 2
-frd_agents_reporting{job="train"} 1
-frd_unread_ranks{job="train"} 1
+frd_agents_expected{job="train",namespace="",training_job="train"} 2
+frd_agents_reporting{job="train",namespace="",training_job="train"} 1
+frd_unread_ranks{job="train",namespace="",training_job="train"} 1
 frd_stall_seconds{job="train",group="default_pg"} 12
 frd_stalled_collectives{job="train",group="tp"} 0
 frd_stall_threshold_seconds{job="train",group="tp"} 25
 frd_group_open_collectives{job="train",group="tp"} 2
-frd_findings_open{job="train",kind="stall"} 1
-frd_findings_total{job="train",kind="stall"} 7
-frd_suspect{job="train",kind="stall",finding="0000000000000001",rank="0",node="node0",\
+frd_findings_open{job="train",namespace="",training_job="train",kind="stall"} 1
+frd_findings_total{job="train",namespace="",training_job="train",kind="stall"} 7
+frd_suspect{job="train",namespace="",training_job="train",kind="stall",finding="0000000000000001",rank="0",node="node0",\
 reason="cpu_stuck",waits_for="file_read"} 1
+frd_finding_info{job="train",finding="0000000000000001",headline="Rank 0 (node0): reads a file",\
+effect="holds up 2 ranks in all_reduce #36 of default_pg"} 1
 frd_clock_offset_seconds{node="node-a"} 0.25
 frd_clock_steps_total{node="node-a"} 1
 frd_clock_refused_total{reason="backwards"} 0
 frd_nodes_unsynchronized{job="train"} 2
-frd_telemetry_gap_entries_total{job="train"} 3
+frd_telemetry_gap_entries_total{job="train",namespace="",training_job="train"} 3
 frd_ingest_entries_total 1000
 frd_ingest_duplicate_entries_total 30
 frd_ingest_refused_total{reason="length"} 2
@@ -249,6 +270,104 @@ def test_opening_time_and_severity_of_a_finding() -> None:
         labels = {"job": "train", "kind": "stall", "finding": one.id}
         assert value(got, "frd_finding_critical", **labels) == is_critical
         assert value(got, "frd_finding_opened_timestamp_seconds", **labels) == NOW / 1e9
+
+
+def test_a_silenced_finding_has_a_series_until_then() -> None:
+    """Of three open findings one is silenced until later and one was until now; all are open."""
+    until = {1: AlignedNs(NOW + SECOND), 2: NOW, 3: None}
+    findings = [
+        dataclasses.replace(stall(number), silenced_until_at=at) for number, at in until.items()
+    ]
+    got = scraped(service_state(findings=findings))
+    silenced = [dict(labels)["finding"] for name, labels in got if name == "frd_finding_silenced"]
+    assert silenced == [findings[0].id]
+    assert value(got, "frd_findings_open", job="train", kind="stall") == 3
+
+
+@pytest.mark.parametrize(
+    ("effect", "shown"),
+    [
+        (f"{HOLDS_UP} for 62 s", HOLDS_UP),
+        (f"{HOLDS_UP} for 9.3 s, in all 6 ranks", f"{HOLDS_UP}, in all 6 ranks"),
+        (f"{HOLDS_UP} for 2 d 3 h", HOLDS_UP),
+        ("waits for 3 ranks", "waits for 3 ranks"),
+        ("a\x1b[31m\nb\ud800" + "x" * 200, None),
+    ],
+)
+def test_the_text_of_a_finding_is_one_bounded_printable_label(
+    effect: str, shown: str | None
+) -> None:
+    """It does not change with time, and what a hostile name puts into it is escaped."""
+    got = scraped(service_state(findings=[dataclasses.replace(stall(), effect=effect)]))
+    ((_, labels),) = [key for key in got if key[0] == "frd_finding_info"]
+    text = dict(labels)["effect"]
+    assert text.isprintable()
+    assert len(text) <= MAX_LABEL_CHARS
+    assert shown in (text, None)
+
+
+def test_a_straggler_has_no_effect_as_a_label() -> None:
+    """How long its group has waited for it grows with every op."""
+    late = dataclasses.replace(stall(), kind=Kind.STRAGGLER, effect="tp has waited 3.1 s for it")
+    (labels,) = [
+        dict(labels)
+        for name, labels in scraped(service_state(findings=[late]))
+        if name == "frd_finding_info"
+    ]
+    assert (labels["headline"], labels["effect"]) == (late.headline, "")
+
+
+def test_rises_of_ranks_that_open_findings_about_memory_name() -> None:
+    """The fastest ones of a job; a rank that no finding names has none, nor has memory that does
+    not rise."""
+    count = MAX_SUSPECTS + 4
+    series = [SeriesInfo(rank, SeriesKind.HOST_USED) for rank in range(count)]
+    recent = np.array([[-1, 0, 20 * rank] for rank in range(count)], np.int64)
+    times = np.zeros(count, np.int64), np.full(count, 2 * SECOND)
+    memory = MemoryView(series, recent[:, -1], recent[:, -1], recent, 1.0, *times)
+    named = dataclasses.replace(stall(suspects=count - 1), kind=Kind.MEMORY_SPIKE)
+    job = dataclasses.replace(job_view(), memory=memory)
+    got = scraped(service_state(job, findings=[named]))
+    rises = {key: found for key, found in got.items() if key[0] == "frd_memory_rise"}
+    assert sorted(rises.values()) == [10.0 * rank for rank in range(3, count - 1)]
+    labels = {"job": "train", "node": "node0", "kind": "host_used"}
+    assert value(got, "frd_memory_rise", rank="5", **labels) == 50
+    other = dataclasses.replace(named, kind=Kind.STALL)
+    assert "frd_memory_rise" not in {
+        name for name, _ in scraped(service_state(job, findings=[other]))
+    }
+
+
+def test_the_namespace_of_a_job() -> None:
+    """Series of its findings and of its state have it, histograms have not."""
+    job = dataclasses.replace(full_state().latest_attempts()["train"], namespace="ml")
+    got = scraped(service_state(job, findings=[stall()]))
+    of_job = {name for name, labels in got if dict(labels).get("namespace") == "ml"}
+    assert {"frd_suspect", "frd_finding_critical", "frd_job_failed"} <= of_job
+    assert not [name for name in of_job if "seconds_bucket" in name]
+
+
+def test_the_series_of_findings_by_http(tmp_path: Path) -> None:
+    """As Prometheus asks for them."""
+    service = Service(tmp_path, [job_view()])
+    answer = Client(service).get("/metrics/findings")
+    service.close()
+    assert (answer.status, answer.content_type) == (200, CONTENT_TYPE)
+    assert answer.body == render(service.state, of_findings=True)
+
+
+def test_the_series_of_findings_alone() -> None:
+    """They are those of a scrape of everything, and no others; the documented configuration drops
+    them from the slow scrape."""
+    state = dataclasses.replace(full_state(), counters=Counters(corrected=2))
+    everything, of_findings = scraped(state), parsed(render(state, of_findings=True).decode())
+    slow, fast = documented("prometheus.yml")["scrape_configs"][:2]
+    assert (slow["metrics_path"], fast["metrics_path"]) == ("/metrics", "/metrics/findings")
+    (drop,) = slow["metric_relabel_configs"]
+    assert (drop["source_labels"], drop["action"]) == (["__name__"], "drop")
+    dropped = {key: n for key, n in everything.items() if re.fullmatch(drop["regex"], key[0])}
+    assert of_findings == dropped
+    assert value(of_findings, "frd_findings_corrected_total") == 2
 
 
 def test_groups_of_one_label_share_a_series() -> None:

@@ -18,8 +18,8 @@ from urllib.parse import quote
 import pytest
 
 from frd.config import TlsFiles
+from frd.do_now import shown_json
 from frd.errors import ConfigError
-from frd.forms import finding_json
 from frd.model import AlignedNs, Change, FindingEvent
 from frd.service.http.peers.client import PeerClient
 from frd.service.state import CellState
@@ -172,10 +172,10 @@ def test_a_finding_is_answered_by_the_owner_of_its_job(fresh: Cluster) -> None:
     """An open finding comes from its owner, a closed one from the local store, also when its
     owner is gone."""
     fresh.members["frd-1"].service.state.open_findings()
-    assert fresh.ask("frd-0", f"/api/v1/findings/{OPEN_B.id}").json == finding_json(OPEN_B)
+    assert fresh.ask("frd-0", f"/api/v1/findings/{OPEN_B.id}").json == shown_json(OPEN_B)
     assert len(fresh.members["frd-1"].asked) == 1
     fresh.stop("frd-2")
-    assert fresh.ask("frd-0", f"/api/v1/findings/{CLOSED_C.id}").json == finding_json(CLOSED_C)
+    assert fresh.ask("frd-0", f"/api/v1/findings/{CLOSED_C.id}").json == shown_json(CLOSED_C)
 
 
 def test_a_finding_is_closed_by_its_owner(fresh: Cluster) -> None:
@@ -195,7 +195,7 @@ def test_a_finding_that_is_not_copied_yet(fresh: Cluster) -> None:
     """It has just opened on frd-1: frd-0 asks the others, and frd-1 answers."""
     opened = finding(7, B)
     fresh.members["frd-1"].service.store.save([FindingEvent(Change.OPENED, opened)])
-    assert fresh.ask("frd-0", f"/api/v1/findings/{opened.id}").json == finding_json(opened)
+    assert fresh.ask("frd-0", f"/api/v1/findings/{opened.id}").json == shown_json(opened)
     answer = fresh.ask("frd-0", f"/api/v1/findings/{opened.id}/close", {"because": "seen"})
     assert answer.status == 200
 

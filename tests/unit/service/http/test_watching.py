@@ -138,7 +138,15 @@ def test_one_job_only() -> None:
 
 def test_durations() -> None:
     """Two units at most, and no unit that is zero."""
-    said = {-1: "0.0 s", 0.44: "0.4 s", 9.96: "10 s", 59: "59 s", 59.7: "1 min", 3570: "1 h"}
+    said = {
+        -1: "0.0 s",
+        0.44: "0.4 s",
+        9.96: "10 s",
+        59: "59 s",
+        62: "62 s",
+        99.7: "2 min",
+        3570: "1 h",
+    }
     said |= {7500: "2 h 5 min", 86_399: "1 d", 273_600: "3 d 4 h", 200: "3 min"}
     assert {seconds: duration_text(seconds) for seconds in said} == said
 

@@ -7,9 +7,14 @@ from frd.service.clocks.agent_clocks import AgentClock
 from frd.service.clocks.alignments import guess
 from frd.service.clocks.real_time import RealTime
 from frd.service.ingest.nodes import Nodes
+from frd.wire.messages import PROTOCOL, Hello
 
 KEY = AttemptKey("job", 0)
 NOW = AlignedNs(1_790_000_000_000_000_000)
+
+
+def greeting(key: tuple[str, str]) -> Hello:
+    return Hello(PROTOCOL, "0", f"node {key[0]}", *key, NodeNs(NOW))
 
 
 class Agents:
@@ -29,7 +34,7 @@ class Agents:
         key = self.key(agent)
         clock = AgentClock(key[0], guess(NodeNs(NOW), NOW), RealTime())
         now = AlignedNs(NOW + self._streams)
-        self.nodes.connected(key, f"node {key[0]}", clock, self._streams, now)
+        self.nodes.connected(key, greeting(key), clock, self._streams, now)
         self.nodes.heard(key, now)
         self.nodes.hosts(key, [(of, rank) for rank in ranks])
 
@@ -127,7 +132,7 @@ def test_a_goodbye_of_one_job_is_not_that_of_the_agent() -> None:
     last goodbye, and the word that it was asked to stop, are the agent's."""
     agents = Agents(a=[0])
     clock = AgentClock("a", guess(NodeNs(NOW), NOW), RealTime())
-    agents.nodes.connected(("a", "1"), "node a", clock, 77, NOW)
+    agents.nodes.connected(("a", "1"), greeting(("a", "1")), clock, 77, NOW)
     agents.nodes.said_goodbye(("a", "1"), 77)
     agents.nodes.disconnected(("a", "1"), 77)
     agents.leave("a/1")
@@ -142,7 +147,7 @@ def test_goodbyes_of_all_streams_are_the_agents() -> None:
     """An older agent, which says only goodbye, ends both of its streams before either is closed."""
     agents = Agents(a=[0])
     clock = AgentClock("a", guess(NodeNs(NOW), NOW), RealTime())
-    agents.nodes.connected(("a", "1"), "node a", clock, 77, NOW)
+    agents.nodes.connected(("a", "1"), greeting(("a", "1")), clock, 77, NOW)
     agents.nodes.said_goodbye(("a", "1"), 77)
     assert [view.stopped for view in agents.nodes.views(NOW, 5.0)] == [False]
     agents.nodes.said_goodbye(("a", "1"), 1)

@@ -8,8 +8,8 @@ import dataclasses
 
 import pytest
 
+from frd.do_now import shown_json
 from frd.errors import StoreError
-from frd.forms import finding_json
 from frd.model import CollectiveRef, Finding, Severity, Witness
 from tests.world.event_feed import Feeding, news
 from tests.world.http_api import closed, finding
@@ -38,11 +38,11 @@ async def test_a_finding_opens_changes_and_closes(feeding: Feeding) -> None:
         for shown in (one, worse):
             feeding.show(old, shown)
             await feeding.look(1)
-            assert await news(stream) == [("finding", finding_json(shown))]
+            assert await news(stream) == [("finding", shown_json(shown))]
         feeding.show(old)
         feeding.store(closed(worse))
         await feeding.look(1)
-        assert await news(stream) == [("finding", finding_json(closed(worse)))]
+        assert await news(stream) == [("finding", shown_json(closed(worse)))]
 
 
 OP = CollectiveRef("dp", "g", 2, 7, "all_reduce", (1,), (0,), 5.0)
@@ -59,6 +59,8 @@ def changed(**fields: object) -> Finding:
         changed(severity=Severity.CRITICAL),
         changed(dump="d1"),
         changed(ended_by="ended by KeyboardInterrupt"),
+        changed(acknowledged_by="alice"),
+        changed(silenced_until_at=WAITING.opened_at),
         changed(witness=Witness(1, ())),
         changed(victims=(1, 2)),
         changed(suspects=()),

@@ -33,6 +33,19 @@ def test_each_path_of_people_is_the_page(client: Client, path: str) -> None:
     assert is_page(path)
 
 
+def test_an_unknown_path(client: Client) -> None:
+    """A browser gets the page, with status 404 and whatever it has kept; a program gets JSON, also
+    for a method that a path does not take."""
+    known = client.get("/").headers["etag"]
+    answer = client.get("/findngs/7", accept="text/html,*/*;q=0.8", if_none_match=known)
+    assert (answer.status, answer.body) == (404, (FOLDER / "index.html").read_bytes())
+    assert "content-security-policy" in answer.headers
+    for path in ("/findngs/7", "/api/v2/jobs", "/x/../etc\n"):
+        assert client.get(path, accept="*/*").json["error"].startswith("path: ")
+    assert client.post("/findngs/7", {}).status == 405
+    assert client.post("/api/v1/jobs", {}).status == 405
+
+
 def test_what_the_page_may_do(client: Client) -> None:
     """It runs the scripts of the service and no inline ones, asks no other host, and is in no frame
     of another page."""

@@ -235,16 +235,17 @@ def test_a_cookie_that_is_none(client: Client, value: str) -> None:
     assert client.get(PATH, cookie=f"{COOKIE}={value}").json == OUT
 
 
-def test_a_page_changes_nothing_with_the_cookie(client: Client) -> None:
-    """An operator is signed in. A page, be it that of the service, may neither take a dump nor
-    close a finding: browsers send its origin, and commands send none."""
+def test_what_a_page_may_do_with_the_cookie(client: Client) -> None:
+    """An operator is signed in. The page of the service may close a finding, another site may not;
+    neither takes a dump: browsers send its origin, and commands send none."""
     cookie = encoded(OPERATOR)
-    close = f"/api/v1/findings/{finding(1).id}/close"
-    for origin in ("http://frd", "https://evil.example"):
-        for path, body in (("/api/v1/jobs/train/dumps", {}), (close, {"because": "x"})):
-            answer = client.post(path, body, origin=origin, cookie=cookie)
-            assert (answer.status, answer.json["error"].partition(":")[0]) == (403, "origin")
+    close, because = f"/api/v1/findings/{finding(1).id}/close", {"because": "x"}
+    dumps, own, evil = "/api/v1/jobs/train/dumps", "http://frd", "https://evil.example"
+    for origin, path, body in ((own, dumps, {}), (evil, dumps, {}), (evil, close, because)):
+        answer = client.post(path, body, origin=origin, cookie=cookie)
+        assert (answer.status, answer.json["error"].partition(":")[0]) == (403, "origin")
     assert client.service.asked == []
+    assert client.post(close, because, origin=own, cookie=cookie).status == 200
     assert client.post("/api/v1/jobs/train/dumps", {}, cookie=cookie).status == 201
 
 

@@ -1,0 +1,166 @@
+"""Reads the address of a rank's process from /proc, once, when the agent finds the process.
+
+Its command line and environment are in its memory, whose lock a process in trouble may hold, and
+the directory of users may not answer: both are read on helper threads with a deadline. Of the
+environment only a few variables are looked at. The job writes all of it, so a value of another form
+than expected is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from frd.model import Address
+from frd_agent.addresses.blanked import blanked
+from frd_agent.inspection.reading.memory import Helper, NotInTime
+from frd_agent.inspection.reading.threads import read_file
+from frd_agent.proc import PROC, status_line
+from frd_agent.ranks.rank_process import RankProcess
+from frd_agent.ranks.tap_files import TapIdentity
+from frd_agent.untrusted_files import opened, read_up_to
+
+_MOST_COMMAND: Final = 300
+_WITHIN_S: Final = 1.0
+"""A node is busiest when its ranks start."""
+_COMMAND_BYTES: Final = 4096
+_ENVIRONMENT_BYTES: Final = 256 * 1024
+_CONTAINER: Final = re.compile(rb"[0-9a-f]{64}")
+_LABEL: Final = r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?"
+_FORMS: Final = {
+    b"SLURM_JOB_ID": r"\d{1,12}",
+    b"SLURM_STEP_ID": r"\d{1,12}",
+    b"POD_NAME": _LABEL,
+    b"POD_NAMESPACE": _LABEL,
+    b"HOSTNAME": _LABEL,
+    b"KUBERNETES_SERVICE_HOST": r".+",
+}
+"""Of the variables that are looked at."""
+_NAMESPACE: Final = "secrets/kubernetes.io/serviceaccount/..data/namespace"
+
+
+@dataclass(frozen=True, slots=True)
+class Stderr:
+    """Where the stderr of a process goes, as far as it was seen while the process lived."""
+
+    uid: int
+    """Effective ids of the process."""
+    gid: int
+    link: str
+    """``/logs/rank1.err``, ``pipe:[4711]``; empty if it cannot be seen."""
+    inode: int = 0
+    """0 if the kernel does not say (before 5.14)."""
+    has_path: bool = True
+    """Its path leads to it for the agent as well, or the inode shows that it does not."""
+
+    @property
+    def path(self) -> str:
+        """Empty if it is no file."""
+        is_device = self.link.startswith("/dev/") and not self.link.startswith("/dev/shm/")
+        return self.link if self.link.startswith("/") and not is_device else ""
+
+
+class Addresses:
+    """Of the ranks of one agent. Used by one thread at a time."""
+
+    def __init__(self, log_path: str = "", proc: Path = PROC) -> None:
+        """`log_path`: as in the agent's configuration."""
+        self._log_path = log_path
+        self._proc = proc
+        self._helper = Helper(_WITHIN_S, "frd-address")
+        self._directory = Helper(name="frd-user-names")
+
+    def of(
+        self, process: RankProcess, identity: TapIdentity
+    ) -> tuple[Address | None, Stderr | None]:
+        """Both None if the process is not seen, or cannot be read in time."""
+        with suppress(NotInTime, OSError, LookupError):
+            if (pid := process.readable) is not None:
+                at = self._proc / str(pid)
+                address, stderr = self._helper.run(lambda: _read(pid, identity.host, at))
+                if process.may_read(pid):
+                    log = shown(self.configured(identity) or stderr.path)
+                    return replace(address, user=self._user(stderr.uid), log=log), stderr
+        return None, None
+
+    def configured(self, identity: TapIdentity) -> str:
+        """Where the agent's configuration says that the log of a rank is; empty: nowhere."""
+        local = {"local_rank": identity.local_rank, "node": identity.host}
+        return self._log_path.format(job=identity.job, rank=identity.rank, **local)
+
+    def _user(self, uid: int) -> str:
+        """The name, or the number if the directory does not answer in time."""
+        with suppress(NotInTime, KeyError):
+            return self._directory.run(lambda: pwd.getpwuid(uid).pw_name)
+        return str(uid)
+
+
+def shown(text: str) -> str:
+    """A path or command line as the wire carries it."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _read(pid: int, node: str, at: Path) -> tuple[Address, Stderr]:
+    """
+    Raises:
+        LookupError: the process is gone.
+    """
+    uid, gid = (int(status_line(pid, name, at.parent)[1]) for name in ("Uid", "Gid"))
+    line = _bytes(at / "cmdline", _COMMAND_BYTES)
+    words = os.fsdecode(line).rstrip("\0").split("\0")
+    if len(line) == _COMMAND_BYTES:  # what is cut may be half of a secret
+        words.pop()
+    variables = _variables(_bytes(at / "environ", _ENVIRONMENT_BYTES))
+    containers = _CONTAINER.findall(_bytes(at / "cgroup", _COMMAND_BYTES))
+    pod = variables.get(b"POD_NAME", "")
+    if not pod and b"KUBERNETES_SERVICE_HOST" in variables:
+        pod = variables.get(b"HOSTNAME", "")
+        pod = "" if pod == node else pod  # in the network of the node
+    address = Address(
+        pid=pid,
+        command=shown(blanked(words))[:_MOST_COMMAND],
+        container=containers[-1].decode("ascii") if containers else "",
+        slurm_job=variables.get(b"SLURM_JOB_ID", ""),
+        slurm_step=variables.get(b"SLURM_STEP_ID", ""),
+        namespace=variables.get(b"POD_NAMESPACE", "") or (_namespace(at) if pod else ""),
+        pod=pod,
+    )
+    return address, _stderr(at, uid, gid)
+
+
+def _stderr(at: Path, uid: int, gid: int) -> Stderr:
+    """Looks at no file: its file system may not answer."""
+    link, has_path = "", False
+    found = re.search(rb"^ino:\s*(\d+)$", _bytes(at / "fdinfo/2", _COMMAND_BYTES), re.MULTILINE)
+    with suppress(OSError):
+        link = os.readlink(at / "fd/2")
+        mounts = (os.readlink(one / "ns/mnt") for one in (at, at.parent / "self"))
+        has_path = found is not None or len(set(mounts)) == 1
+    return Stderr(uid, gid, link, int(found[1]) if found else 0, has_path)
+
+
+def _bytes(path: Path, most: int) -> bytes:
+    """Empty if this process may not read it."""
+    with suppress(OSError):
+        return read_file(str(path), most)
+    return b""
+
+
+def _variables(environment: bytes) -> dict[bytes, str]:
+    pairs = (one.partition(b"=") for one in environment.split(b"\0"))
+    found = {name: os.fsdecode(value) for name, _, value in pairs if name in _FORMS}
+    return {name: value for name, value in found.items() if re.fullmatch(_FORMS[name], value)}
+
+
+def _namespace(at: Path) -> str:
+    """From the files of the pod. A link from the root would lead out of its container."""
+    run = "run" if (at / "root/var/run").is_symlink() else "var/run"
+    with suppress(OSError), opened(at / "root" / run / _NAMESPACE) as fd:
+        found = read_up_to(fd, 256).decode("utf-8", "replace").strip()
+        return found if re.fullmatch(_LABEL, found) else ""
+    return ""
