@@ -35,10 +35,6 @@ class Contexts(msgspec.Struct, forbid_unknown_fields=True):
     current: str = ""
     contexts: dict[str, Context] = {}
 
-    def chosen(self, name: str | None) -> Context | None:
-        """The one of that name, else the current one."""
-        return self.named(name or self.current) if name or self.current else None
-
     def named(self, name: str) -> Context:
         """
         Raises:

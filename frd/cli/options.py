@@ -111,8 +111,8 @@ def client_of(of: click.Context, timeout_s: float = TIMEOUT_S) -> Client:
         if source("http") is ParameterSource.COMMANDLINE:
             raise click.UsageError("--context: names a service, as --http does: leave one out", of)
     given = {key: of.params[key] for key in _KEYS}
-    if source("http") in weaker and (chosen := contexts.load().chosen(of.params["context"])):
-        stored = msgspec.structs.asdict(chosen)
+    if source("http") in weaker and (name := of.params["context"] or contexts.load().current):
+        stored = msgspec.structs.asdict(contexts.load().named(name))
         given |= {key: value for key, value in stored.items() if value and source(key) in weaker}
     return make_client(Context(**given), timeout_s)
 

@@ -23,16 +23,9 @@ from frd.cli.commands.findings.one import close, show
 from frd.cli.commands.findings.people import ack, assign, note, silence
 from frd.cli.completion import finding_ids, job_names
 from frd.cli.options import console, output_option, print_json, service_options, since_option
-from frd.cli.screens import live
+from frd.cli.screens import live, records
 from frd.cli.screens.finding_panel import finding_panel
 from frd.cli.screens.live import Picture
-from frd.cli.screens.records import (
-    FINDING,
-    FINDING_WIDE,
-    finding_record,
-    print_notes,
-    print_records,
-)
 from frd.cli.screens.watching import last_lines, service_time, silent_replicas
 from frd.usage import examples
 
@@ -120,7 +113,7 @@ def command(
         console().print(_picture(answer))
     else:
         _print_records(form, answer["findings"], answer)
-        print_notes(_last(answer))
+        records.print_notes(_last(answer))
     return 0 if watch else _exit_code(answer)
 
 
@@ -187,11 +180,9 @@ def _last(answer: Mapping[str, Any]) -> Sequence[Text]:
     return [Text("no findings", style="green"), *last]
 
 
-def _print_records(
-    form: str, found: Sequence[Mapping[str, Any]], answer: Mapping[str, Any]
-) -> None:
-    now = service_time(answer)
-    print_records(form, FINDING, FINDING_WIDE, [finding_record(one, now) for one in found])
+def _print_records(form: str, found: Sequence[Any], answer: Mapping[str, Any]) -> None:
+    rows = [records.finding_record(one, service_time(answer)) for one in found]
+    records.print_records(form, records.FINDING, records.FINDING_WIDE, rows)
 
 
 def _follow(client: Client, query: _Query, form: str) -> None:
@@ -215,7 +206,7 @@ def _follow(client: Client, query: _Query, form: str) -> None:
                 value = {key: answer[key] for key in keys if key in answer}
                 click.echo(msgspec.json.encode(value).decode("utf-8"))
             else:
-                print_notes(last_lines(answer))
+                records.print_notes(last_lines(answer))
 
     live.follow(lambda: _ask(client, {**query, "state": None}), show)
 
