@@ -19,9 +19,8 @@ from frd.cluster import missing
 from frd.cluster.cells import CELLS, cell_of
 from frd.cluster.log import FencedLog
 from frd.config import load
-from frd.do_now import shown_json
 from frd.errors import ClusterError, ConfigError
-from frd.forms import utc_ns, utc_text
+from frd.forms import finding_json, utc_ns, utc_text
 from frd.service.journal.replay import Replayed, replay
 from frd.store.journal import read
 from frd.store.records import Record
@@ -94,7 +93,7 @@ def command(
         ),
     )
     if as_json:
-        print_json({"findings": [shown_json(f) for f in replayed.findings], "warnings": warnings})
+        print_json({"findings": [finding_json(f) for f in replayed.findings], "warnings": warnings})
     else:
         _show(replayed, warnings)
     return FINDINGS_PRESENT if replayed.findings else 0
@@ -144,6 +143,6 @@ def _show(replayed: Replayed, warnings: Sequence[str]) -> None:
     span = f"{utc_text(replayed.first_at)} to {utc_text(replayed.last_at)}"
     screen.print(Text(f"{replayed.records} records, {span}", style="dim"))
     for finding in replayed.findings:
-        screen.print(finding_panel(shown_json(finding)))
+        screen.print(finding_panel(finding_json(finding)))
     if not replayed.findings:
         screen.print(Text("no findings", style="green"))

@@ -19,8 +19,7 @@ from typing import Any, Final
 from frd import __version__
 from frd.cli.screens.finding_panel import collective_facts, ranks_text
 from frd.cli.screens.verdict import dump_facts, is_partial, unknown_facts
-from frd.do_now import shown_json
-from frd.forms import REASONS, folded
+from frd.forms import REASONS, finding_json, folded
 from frd.model import Activity
 from frd.offline.analysis.analyze import Analysis
 from frd.usage import plain
@@ -53,7 +52,7 @@ def _parts(analysis: Analysis, folders: Sequence[Path]) -> Iterator[str]:
     for text in analysis.not_proven:
         yield f'<p class="warn"><strong>Not proven:</strong> {_text(text)}</p>'
     for finding in analysis.findings:
-        yield from _finding(shown_json(finding), analysis.summary)
+        yield from _finding(finding_json(finding), analysis.summary)
     yield "<h2>Input</h2>"
     yield _facts(dump_facts(analysis, folders))
     if unknown := list(unknown_facts(analysis)):

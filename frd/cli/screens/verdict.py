@@ -17,9 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from frd.cli.screens.finding_panel import finding_panel, ranks_text
-from frd.do_now import shown_json
 from frd.engine.findings.text import ranks
-from frd.forms import fold_ranks
+from frd.forms import finding_json, fold_ranks
 from frd.model import Finding, Kind
 from frd.offline.analysis.analyze import Analysis
 from frd.offline.output.op_intervals import ended
@@ -48,7 +47,7 @@ def findings_parts(
     if not (len(findings) == 1 and summary.startswith(findings[0].summary)):
         yield Text(plain(summary), style=f"bold {style}")
     for finding in findings[:MAX_FINDINGS]:
-        yield finding_panel(shown_json(finding))
+        yield finding_panel(finding_json(finding))
     if (more := len(findings) - MAX_FINDINGS) > 0:
         yield Text(f"… {more} more findings: --json has all of them", style="dim")
 

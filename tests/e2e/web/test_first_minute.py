@@ -186,11 +186,11 @@ def on_first_screen(page: Page, height: int) -> str:
 
 
 def picture(page: Page, finding: Mapping[str, Any], path: str, width: int) -> None:
-    """Kept if somebody wants to look."""
+    """Kept in the folder that FRD_TEST_PICTURES names."""
     if folder := os.environ.get("FRD_TEST_PICTURES"):
         name = f"{finding['kind']}-{'finding' if len(path) > 1 else 'overview'}-{width}"
         for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            page.emulate_media(color_scheme=scheme)
             page.wait_for_timeout(700)
             page.screenshot(path=Path(folder) / f"{name}-{scheme}.png")
 

@@ -118,12 +118,12 @@ FETCHING = "while its main thread was waiting for a batch"
 
 
 STARVED: dict[str, tuple[Sequence[Call], Children, str, str]] = {
-    "in a read": ([opened(100), read(*ACROSS)], [], "seen", "pid 102 was in read of it for 1 min"),
+    "in a read": ([opened(100), read(*ACROSS)], [], "seen", "pid 102 was in read of it for 78 s"),
     "in a fetch while a child reads": (
         [fetch(1 * S, 81 * S)],
         [[opened(100), read(*ACROSS)], [opened(50, OTHER)]],
         "seen",
-        "its child pid 202 was in read of it for 1 min",
+        "its child pid 202 was in read of it for 78 s",
     ),
     "in a fetch while two children read": (
         [fetch(1 * S, 81 * S)],

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from frd.forms import finding_json, utc_text
+from frd.do_now import shown_json
+from frd.forms import utc_text
 from frd.service.access.grants import Tokens
 from frd.service.findings import silences
 from frd.service.http.routes import WebOptions
@@ -51,7 +52,7 @@ def test_the_name_is_that_of_the_token(client: Client) -> None:
     alice, bob = ({"authorization": bearer(token)} for token in (ALICE, BOB))
     done = client.post(f"{ONE}/ack", {"by": "mallory"}, **alice)
     said = {"acknowledged_by": "Alice B", "acknowledged_at": utc_text(NOW)}
-    assert (done.status, done.json) == (200, {**finding_json(finding(1)), **said})
+    assert (done.status, done.json) == (200, {**shown_json(finding(1)), **said})
     again = client.post(f"{ONE}/ack", {}, **bob)
     assert again.status == 409
     assert "acknowledged already: by Alice B at " in again.json["error"]
@@ -133,7 +134,7 @@ def test_bad_requests(plain: Client, what: str, body: object, status: int, says:
     """Each is refused with what is wrong, and nothing is changed."""
     answer = plain.post(f"{ONE}/{what}", body)
     assert (answer.status, says in answer.json["error"]) == (status, True), answer.json
-    assert plain.get(ONE).json == finding_json(finding(1))
+    assert plain.get(ONE).json == shown_json(finding(1))
     assert plain.get(SILENCES).json["silences"] == []
 
 
