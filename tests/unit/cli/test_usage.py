@@ -106,7 +106,7 @@ def test_bash_completes_jobs_and_findings(service: Service, tmp_path: Path) -> N
     (tmp_path / "frd/contexts.toml").write_text("[contexts.prod]\nhttp = 'h:1'\n")
     words = {
         f"frd status {at} --job a": "a/b",
-        f"frd findings {at} a": "ab12",
+        f"frd findings {at} ab": "ab12",
         f"frd findings show {at} c": "cd34",
         f"frd dump {at} --finding a": "ab12",
         "frd status --context p": "prod",
