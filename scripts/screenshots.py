@@ -41,6 +41,12 @@ NOW: Final = (("straggler", "vision-ft"), ("memory", "rl-rollout"), ("missing_ra
 RISES_BYTES: Final = 270 << 20
 """More than a rank takes when it starts, less than the rise of the scenario `memory`."""
 KINDS: Final = {"straggler", "memory_spike", "stall"}
+ELSEWHERE: Final = """(here) => {
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode())
+    texts.currentNode.data = texts.currentNode.data.replaceAll(here, "/srv/train");
+}"""
+"""Replaces the folder of this repository on a page."""
 INCIDENTS: Final = ("starved", "killed", "wrong_order", "memory", "healthy")
 """Scenarios: a stuck loader, SIGKILL, crossed groups, a leak, and Ctrl-C of a healthy job."""
 
@@ -161,6 +167,7 @@ def shoot(
                 page.goto(f"http://{address}{path}")
                 settle(page)
                 path_of = folder / f"web-{name}-{width}-{scheme}.png"
+                page.evaluate(ELSEWHERE, str(Path(__file__).parents[1]))
                 path_of.write_bytes(small(page.screenshot(full_page=full_page)))
             context.close()
 

@@ -56,5 +56,5 @@ def test_dump_now_and_after_the_job_is_gone(tmp_path: Path) -> None:
 
         verdict = frd("analyze", str(later))
         assert verdict.returncode == 3, verdict.stderr
-        assert "waits for rank 2" in verdict.stdout
+        assert "Rank 2" in verdict.stdout
         assert "in load_batch" in verdict.stdout

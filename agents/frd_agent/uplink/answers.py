@@ -45,6 +45,7 @@ _NO_TAP: Final = "it runs without a tap"
 
 Send: TypeAlias = Callable[[ResponsePart], Awaitable[None]]
 AnyRank: TypeAlias = Rank | FormingRank | FileRank
+_Log: TypeAlias = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,8 @@ async def answer(
 ) -> None:
     """Send all parts that `request` asks of one rank. `files`: its dump files, newest first.
 
-    `others` are the pids of all ranks, if the stacks of this one's child processes are wanted: a
-    rank is never a worker of another rank.
+    `others` are the pids of all ranks, if the stacks of this one's child processes are wanted, and
+    the end of its log: a rank is never a worker of another rank.
     """
 
     async def deliver(finding: Awaitable[Sequence[_Answer]]) -> None:
@@ -85,7 +86,8 @@ async def answer(
     budget_s = request.timeout_s * _MARGIN
     wanted = []
     if request.dump:
-        wanted.append(deliver(_dump_and_identity(rank, files, min(budget_s, _DUMP_S))))
+        both = _dump_and_identity(rank, files, min(budget_s, _DUMP_S), others is not None)
+        wanted.append(deliver(both))
     if request.stacks:
         wanted.append(deliver(_stacks(rank, others, budget_s)))
     await asyncio.gather(*wanted)
@@ -100,9 +102,9 @@ async def _deliver(rank: AnyRank, request: Request, one: _Answer, send: Send) ->
 
 
 async def _dump_and_identity(
-    rank: AnyRank, files: Sequence[DumpFile], budget_s: float
+    rank: AnyRank, files: Sequence[DumpFile], budget_s: float, wants_log: bool
 ) -> list[_Answer]:
-    log = asyncio.create_task(_log(rank))  # which has a limit
+    log = asyncio.create_task(_log(rank, wants_log))  # which has a limit
     try:
         found = await _find(rank, files, budget_s)
         data = write_pickle(found.dump, _membership(rank, found.dump))
@@ -118,8 +120,11 @@ async def _dump_and_identity(
     ]
 
 
-async def _log(rank: AnyRank) -> Mapping[str, object]:
-    return no_log(_NO_TAP) if isinstance(rank, FileRank) else await rank.log.json()
+async def _log(rank: AnyRank, is_wanted: bool) -> _Log:
+    """Only of suspects: to start a process holds the agent up, while it should see who ends."""
+    if isinstance(rank, FileRank):
+        return no_log(_NO_TAP)
+    return await rank.log.json() if is_wanted else no_log("it was no suspect at that time")
 
 
 async def _find(rank: AnyRank, files: Sequence[DumpFile], budget_s: float) -> _RankDump:
@@ -270,9 +275,7 @@ def _who(rank: AnyRank) -> tuple[AttemptKey, RankInfo]:
     return key, rank.info
 
 
-def _identity(
-    rank: AnyRank, found: _RankDump | None, error: str, log: Mapping[str, object]
-) -> bytes:
+def _identity(rank: AnyRank, found: _RankDump | None, error: str, log: _Log) -> bytes:
     """``rank_<rank>.json`` of a dump folder; the service adds the clock's offset."""
     key, info = _who(rank)
     document = {

@@ -271,7 +271,7 @@ def test_a_zoom_is_in_the_address(service: Serving, watched: Watched) -> None:
     page.get_by_role("button", name="Zoom in").click()
     page.wait_for_url(re.compile(r"zoom=[\d.]+-[\d.]+$"))
     link = page.url
-    page.wait_for_timeout(100)
+    page.evaluate("new Promise((d) => requestAnimationFrame(() => requestAnimationFrame(d)))")
     pixels = "document.querySelector('.lanes canvas').toDataURL()"
     before = page.evaluate(pixels)
     page.reload()

@@ -59,6 +59,8 @@ def test_a_hundred_open_findings(service: Serving, watched: Watched) -> None:
     expect(page).to_have_title(re.compile(f"{OPEN} findings"))
     expect(page.get_by_role("heading", level=1)).to_have_text("the worst")
     expect(page.get_by_text("the worst", exact=True)).to_have_count(1)
+    assert rows(page, "Other open findings") == 4
+    page.get_by_role("button", name=f"Show all {OPEN - 1}").click()
     assert rows(page, "Other open findings") == OPEN - 1
 
 

@@ -36,20 +36,19 @@ class Past:
     def ended(self, state: ServiceState) -> list[Json]:
         """The newest jobs that failed and findings that closed within a day, newest first.
         A finding that explains a failure is in that entry."""
+        closed = {one["finding"]: one for one in self._recent(state)}
         failed = [
             {
                 "job": view.key.job,
                 "at": utc_text(view.failure.at),
-                "text": view.failure.text,
+                "text": closed.pop(view.failure.finding, {}).get("text") or view.failure.text,
                 "finding": view.failure.finding or None,
                 "kind": "failed",
             }
             for view in state.latest_attempts().values()
             if view.failure is not None
         ]
-        explained = {one["finding"] for one in failed}
-        closed = (one for one in self._recent(state) if one["finding"] not in explained)
-        found = [*failed, *closed]
+        found = [*failed, *closed.values()]
         return sorted(found, key=lambda one: str(one["at"]), reverse=True)[:MOST_ENDED]
 
     def _recent(self, state: ServiceState) -> Sequence[Json]:

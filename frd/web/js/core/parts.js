@@ -202,11 +202,11 @@ export function Table({ label, head, rows, stack = false, numbers = [], wide = [
 const FIRST = 16; // rows: what is updated every two seconds should be short
 
 /** A `Table` that shows its first rows, and all of them on demand. */
-export function LongTable({ rows, ...rest }) {
+export function LongTable({ rows, first = FIRST, ...rest }) {
   const [all, setAll] = useState(false);
-  return html`<${Table} rows=${all ? rows : rows.slice(0, FIRST)} ...${rest} />
-    ${rows.length > FIRST
-      ? html`<p><button type="button" aria-expanded=${String(all)} onClick=${() => setAll(!all)}>${all ? `Show the first ${FIRST}` : `Show all ${rows.length}`}</button></p>`
+  return html`<${Table} rows=${all ? rows : rows.slice(0, first)} ...${rest} />
+    ${rows.length > first
+      ? html`<p><button type="button" aria-expanded=${String(all)} onClick=${() => setAll(!all)}>${all ? `Show the first ${first}` : `Show all ${rows.length}`}</button></p>`
       : ""}`;
 }
 

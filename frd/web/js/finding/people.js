@@ -64,7 +64,7 @@ function Forms({ finding }) {
     ${form ? html`<form class="tools say" key=${form} onSubmit=${submit}>
       <label>${FIELDS[form][0]} <input name="said" required=${form === "note" || form === "close"} maxlength="1000" ref=${(input) => input?.focus()} /></label>
       ${form === "silence"
-        ? html`<button value="1">1 h</button> <button value="4">4 h</button> <label>until <input name="until" type="datetime-local" /></label> <button>Until</button>`
+        ? html`<button value="1">1 h</button> <button value="4">4 h</button> <label>until (local time) <input name="until" type="datetime-local" /></label> <button>Until</button>`
         : html`<button>${form === "close" ? "Close the finding" : form === "note" ? "Add" : "Assign"}</button>`}
     </form>` : ""}
     ${error ? html`<p class="box bad" role="alert">${error}</p>` : ""}`;

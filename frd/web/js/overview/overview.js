@@ -8,7 +8,7 @@ import { Health } from "./health.js";
 import { age, count, figure, list, record, text } from "../core/format.js";
 import { useTitle } from "../core/frame.js";
 import {
-  Age, Boundary, Copy, Counts, DoNow, FindingLink, JobLink, Pace, Ranks, Said, Table, Tag, Time, blamed, closeText, fates, silenced,
+  Age, Boundary, Copy, Counts, DoNow, FindingLink, JobLink, LongTable, Pace, Ranks, Said, Table, Tag, Time, blamed, closeText, fates, silenced,
 } from "../core/parts.js";
 import { findingPath } from "../core/router.js";
 import { useStore } from "../core/store.js";
@@ -36,7 +36,7 @@ export function Overview() {
     ${others.length ? html`<section aria-labelledby="open-head">
       <h2 id="open-head">Other open findings</h2>
       <${CutNote} />
-      <${Boundary} what="open findings" on=${open}><${Findings} findings=${others} none="" /><//>
+      <${Boundary} what="open findings" on=${open}><${Findings} findings=${others} none="" first=${4} /><//>
     </section>` : ""}
     <div class="columns">
       <section aria-labelledby="jobs-head">
@@ -136,8 +136,8 @@ function Watching({ jobs }) {
   `;
 }
 
-/** @param {{findings: any[], none: string, closed?: boolean, jobless?: boolean}} props */
-export function Findings({ findings, none, closed = false, jobless = false }) {
+/** @param {{findings: any[], none: string, closed?: boolean, jobless?: boolean, first?: number}} props `first`: so many without a click */
+export function Findings({ findings, none, closed = false, jobless = false, first = Infinity }) {
   if (!findings.length) return html`<p>${none}</p>`;
   const head = [closed ? "Opened" : "Severity", "Finding", "Job", "Kind", closed ? "Lasted" : "Open for"];
   const rows = findings.map((raw) => {
@@ -152,7 +152,7 @@ export function Findings({ findings, none, closed = false, jobless = false }) {
     ];
     return jobless ? row.filter((_, i) => i !== 2) : row;
   });
-  return html`<${Table} label="Findings" stack=${true} wide=${[1]} head=${jobless ? head.filter((_, i) => i !== 2) : head} rows=${rows} />`;
+  return html`<${LongTable} label="Findings" first=${first} stack=${true} wide=${[1]} head=${jobless ? head.filter((_, i) => i !== 2) : head} rows=${rows} />`;
 }
 
 function Jobs({ jobs, open }) {

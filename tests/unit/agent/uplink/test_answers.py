@@ -141,7 +141,11 @@ async def test_the_log_of_a_rank_that_left_no_dump(tmp_path: Path) -> None:
         roster, rank = rank_of(process.pid, tmp_path)
         process.kill()
     roster.end(rank, raw_now())
-    await answer(rank, Request(4, (1,), True, False, 5.0), (), send)
+    request = Request(4, (1,), True, False, 5.0)
+    await answer(rank, request, (), send)
+    why = json.loads(sent[-1].data)["log"]["why"]
+    assert why == "it was no suspect at that time"
+    await answer(rank, request, (), send, others=())
     about = {part.part: part for part in sent}
     assert about[Part.DUMP].error.endswith("gone, and it left no dump")
     said = json.loads(about[Part.IDENTITY].data)

@@ -36,6 +36,11 @@ def scene(tmp_path: Path, receiver: Receiver) -> Iterator[Scene]:
     scene.close()
 
 
+def arrives(scene: Scene, receiver: Receiver, *events: str) -> None:
+    """These messages, and the outbox knows it."""
+    until(lambda: receiver.events() == [*events] and not scene.notifier.owed(), f"{events}")
+
+
 def answer(scene: Scene, questions: list[Question]) -> None:
     """Rank 2 answers what it was asked for, inspections not: its agent is of an earlier release.
     The service evaluates then."""
@@ -61,7 +66,7 @@ def test_a_message_waits_for_the_stack_of_a_suspect(scene: Scene, receiver: Rece
     assert receiver.asked == 0
     assert len(scene.notifier.owed()) == 1
     answer(scene, questions)
-    until(lambda: receiver.events() == ["opened"], "the message")
+    arrives(scene, receiver, "opened")
     assert not scene.published[0].finding.suspects[0].stack
     assert receiver.received[0]["suspects"][0]["stack"] == ["train.py:88 in exchange"]
     assert scene.notifier.notified()[0].events == ("opened", "suspect")
@@ -78,10 +83,9 @@ def test_a_suspect_that_does_not_answer_holds_a_message_for_less_than_five_secon
     scene.pass_s(HOLD_S - 0.1)
     assert receiver.asked == 0
     scene.pass_s(0.25)
-    until(lambda: receiver.events() == ["opened"], "the message")
+    arrives(scene, receiver, "opened")
     assert receiver.received[0]["severity"] == "critical"
     assert HOLD_S + 0.25 < 5
-    until(lambda: not scene.notifier.owed(), "it is settled")
 
 
 def test_a_finding_that_closes_while_its_message_waits(scene: Scene, receiver: Receiver) -> None:
@@ -92,7 +96,7 @@ def test_a_finding_that_closes_while_its_message_waits(scene: Scene, receiver: R
     for _ in range(3):
         scene.pass_s(1)
     assert scene.published[-1].change is Change.CLOSED
-    until(lambda: receiver.events() == ["opened", "closed"], "both")
+    arrives(scene, receiver, "opened", "closed")
 
 
 def test_a_service_that_is_killed_while_a_message_waits(scene: Scene, receiver: Receiver) -> None:
@@ -102,7 +106,7 @@ def test_a_service_that_is_killed_while_a_message_waits(scene: Scene, receiver: 
     scene.hang()
     assert receiver.asked == 0
     scene.restart(target)
-    until(lambda: receiver.events() == ["opened"], "the message")
+    arrives(scene, receiver, "opened")
     scene.pass_s(1)
     assert scene.notifier.owed() == []
 
@@ -122,15 +126,15 @@ def test_messages_rest_while_a_finding_is_silenced(scene: Scene, receiver: Recei
     """It becomes critical meanwhile, and the service is started again: that is sent when the
     silence ends. An acknowledgement rests not: it may stop a pager."""
     scene.hang()
-    until(lambda: receiver.events() == ["opened"], "the opening")
+    arrives(scene, receiver, "opened")
     silence = {"silenced_until_at": AlignedNs(scene.job.now + HOUR_NS)}
     scene.say(severity=Severity.CRITICAL, **silence)
     scene.restart(NotifyTarget(name="chat", url=receiver.url))
     scene.say(acknowledged_by="anna")
-    until(lambda: receiver.events() == ["opened", "acknowledged"], "the acknowledgement")
+    arrives(scene, receiver, "opened", "acknowledged")
     assert scene.notifier.owed() == []
     scene.say(silenced_until_at=None)
-    until(lambda: receiver.events()[2:] == ["critical"], "what rested")
+    arrives(scene, receiver, "opened", "acknowledged", "critical")
 
 
 @pytest.mark.parametrize("is_new", [False, True])
@@ -138,7 +142,7 @@ def test_a_finding_that_opens_silenced(scene: Scene, receiver: Receiver, is_new:
     """Its job is silenced before: its opening is sent when the silence ends, also by the next
     process. To a target that got nothing no closing is sent."""
     scene.hang()
-    until(lambda: receiver.events() == ["opened"], "the opening")
+    arrives(scene, receiver, "opened")
     silenced = replace(
         scene.published[-1].finding, id="f2", silenced_until_at=AlignedNs(scene.job.now + HOUR_NS)
     )
@@ -163,7 +167,7 @@ def test_a_silence_that_begins_while_a_message_waits(scene: Scene, receiver: Rec
     scene.notifier.look()
     assert scene.notifier.owed() == []
     scene.say(silenced_until_at=None)
-    until(lambda: receiver.events() == ["opened"], "the message")
+    arrives(scene, receiver, "opened")
 
 
 # -- targets ---------------------------------------------------------------------------------------
@@ -175,7 +179,7 @@ def test_a_target_that_is_added_later(scene: Scene, receiver: Receiver, by_resta
     know."""
     scene.hang()
     finding = scene.published[-1].finding
-    until(lambda: receiver.events() == ["opened"], "the opening")
+    arrives(scene, receiver, "opened")
     with Receiver() as second:
         both = NotifyTarget(name="chat", url=receiver.url), NotifyTarget(name="b", url=second.url)
         if by_restart:
@@ -273,11 +277,16 @@ def test_what_another_process_has_sent(finding: Finding) -> None:
 
 
 def test_a_cell_that_goes_to_another_replica(scene: Scene, receiver: Receiver) -> None:
-    """This process owes nothing of its findings any more, and sends nothing."""
+    """This process owes nothing of its findings any more, and sends nothing: of one that waits for
+    an answer, and of one that is not stored yet."""
     scene.hold()
     scene.hang()
     finding = scene.published[-1].finding
-    scene.notifier.forget([finding])
+    unstored = replace(finding, id="f2")
+    scene.notifier.prepare([FindingEvent(Change.OPENED, unstored)])
+    scene.notifier.look()
+    assert len(scene.notifier.owed()) == 2
+    scene.notifier.forget([finding, unstored])
     scene.send([FindingEvent(Change.UPDATED, replace(finding, severity=Severity.CRITICAL))])
     scene.send([FindingEvent(Change.CLOSED, finding)])
     scene.notifier.close()

@@ -42,11 +42,14 @@ def test_what_ended(tmp_path: Path) -> None:
     failed = dataclasses.replace(job_view("failed"), ended=True, failure=failure)
     findings = [past(1, HOUR, "failed"), past(2, 2 * HOUR), past(3, 25 * HOUR)]
     findings += [dataclasses.replace(past(4, HOUR), goes_on=True), finding(5)]
-    client = Client(Service(tmp_path, [job_view("train"), failed], findings))
+    unknown = dataclasses.replace(failure, finding="", at=AlignedNs(NOW - 3 * HOUR))
+    other = dataclasses.replace(job_view("other"), ended=True, failure=unknown)
+    client = Client(Service(tmp_path, [job_view("train"), failed, other], findings))
     ended = client.get("/api/v1/jobs").json["ended"]
     assert [(one["job"], one["kind"], one["text"], one["finding"]) for one in ended] == [
-        ("failed", "failed", "rank 1 was killed", f"{1:016x}"),
+        ("failed", "failed", "h", f"{1:016x}"),
         ("train", "stall", "h", f"{2:016x}"),
+        ("other", "failed", "rank 1 was killed", None),
     ]
 
 
