@@ -90,8 +90,8 @@ def test_the_first_screen_says_who_why_and_who_waits(hanging: Path, shell: Shell
     """Verdict, first cause, evidence with the user's frame, victims, what next; in 80 columns."""
     screen = shell.drawn("analyze", hanging, code=FINDINGS_PRESENT).out
     for fact in (
-        "Rank 2 is alive, but has not joined; holds up 3 ranks in all_reduce #3 of",
-        "rank 2: alive, but has not joined (cpu_stuck)",
+        "Rank 2 is alive, but has not joined\nholds up 3 ranks in all_reduce #3 of default_pg\n",
+        "rank 2: cpu_stuck, high confidence",
         "train.py:88 in step",
         "0-1,3 (3 ranks)",
         "4 of 4 ranks, 2 groups in use, 13 entries, 3 of them in flight",

@@ -187,10 +187,13 @@ def test_no_samples_at_all(tmp_path: Path) -> None:
 
 SCREEN = """\
 memory_spike · open · llama
-GPU memory of rank 1 rose first: +5.8 GiB in 2.9 s, 34.2 GiB left, exhausted in about 17 s as of
-08:00:32
+Rank 1 (n0): its GPU memory rose first
++5.8 GiB in 2.9 s, 34.2 GiB left, exhausted in about 17 s as of 08:00:32
+do now  See which rank uses the memory.
+          frd status --job llama --memory
+        Save a checkpoint while there is time; then restart without the cause.
 
-suspect  rank 1 on n0: its memory rose first (memory), high confidence
+suspect  rank 1 on n0: memory, high confidence
          memory of device 1 of rank 1: +5.8 GiB in 2.9 s, 34.2 GiB left, exhausted in about 17 s as
          of 08:00:32
 victims  2
