@@ -40,7 +40,8 @@ def test_status_begins_with_what_is_wrong(service: Service, ask: Shell) -> None:
         "watching 1 job, 4 ranks, 2 agents; last heard 0.4 s ago",
     ]
     says_status(service, {**ENDED, "last_heard_s": None}, findings=[found])
-    assert "4 ranks (1 exited, 3 finished)\n" in ask("status").out
+    ended = ask.drawn("status", columns=200).lines[-3]
+    assert ended.rstrip().endswith("4 ranks (1 exited, 3 finished)")
     service.says("/api/v1/jobs/old", {**JOB, "job": "old", "ended": True})
     assert "old  attempt 1, ended, 4 ranks" in ask.drawn("status", "--all", columns=200).out
 
