@@ -36,9 +36,12 @@ def found(call: str, what: str, release: Callable[[], None] = lambda: None) -> d
             named: dict[str, Any] = one["suspects"][0]
             assert named["waits_for"].get("what", "") in one["summary"]
             label = f'waits_for="{named["waits_for"]["kind"]}"'
-            shown = fetch(client.address)
-            assert f'rank="2",reason="cpu_stuck",{label}' in shown
-            assert what not in shown, "no path or address in a label"
+            shown = fetch(client.address).splitlines()
+            (series,) = (line for line in shown if line.startswith("frd_suspect{"))
+            assert 'rank="2"' in series
+            assert label in series
+            with_text = {line.partition("{")[0] for line in shown if what in line}
+            assert with_text <= {"frd_finding_info"}, "no path or address in another label"
             return named
 
         try:

@@ -186,7 +186,7 @@ def test_runbooks(service: Serving, watched: Watched) -> None:
     page.get_by_role("link", name="FrdRankLost").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("FrdRankLost")
     page.get_by_role("link", name="frd", exact=True).click()
-    expect(page.get_by_role("heading", level=1)).to_contain_text("open finding")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("the worst")
 
 
 def test_without_javascript(service: Serving, browser: Browser) -> None:
