@@ -251,10 +251,13 @@ def _effect(finding: Finding, timed: bool) -> str:
     if finding.kind is Kind.MISMATCH and not count:
         return ""
     where = f"in {_where(ref)}" + (f" for {duration_text(ref.waited_s)}" if timed else "")
-    others, groups = len(finding.victims), len(finding.groups_held_up)
-    held = f", in all {others} rank{'s' * (others != 1)} in {groups} groups"
-    where += held if others and groups > 1 else ""
-    if {s.reason for s in suspects} == {Reason.ORDER}:
+    is_order = {s.reason for s in suspects} == {Reason.ORDER}
+    # Of a wrong order the suspects wait, too.
+    every = len({*finding.victims, *(s.rank for s in suspects if is_order)})
+    groups = len(finding.groups_held_up)
+    held = f", in all {every} rank{'s' * (every != 1)} in {groups} groups"
+    where += held if finding.victims and groups > 1 else ""
+    if is_order:
         return f"they {wait.replace('waits', 'wait')} for each other: {waiting} {where}"
     if suspects:
         hold = "held" if not finding.lasts else "holds" if len(suspects) == 1 else "hold"

@@ -156,6 +156,19 @@ READ = WaitsFor(
             "",
         ),
         (
+            stall(
+                suspect(0, Reason.ORDER),
+                suspect(1, Reason.ORDER),
+                kind=Kind.ORDER,
+                victims=(2, 3),
+                groups_held_up=("encoder", "dp", "decoder"),
+            ),
+            "Ranks 0-1 (node) entered their groups in different orders",
+            "they wait for each other: 3 ranks in all_reduce #7 of dp for 12 s, in all 4 ranks in "
+            "3 groups",
+            "",
+        ),
+        (
             stall(stuck(2, "train.py:88 in save", doing="saving a checkpoint")),
             "Rank 2 (node): saving a checkpoint (train.py:88 save)",
             HOLDS_UP,
