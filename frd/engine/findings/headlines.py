@@ -243,20 +243,21 @@ def _effect(finding: Finding, timed: bool) -> str:
         return (
             f"the job waits for {them}" if suspects and finding.kind is not Kind.RANK_LOST else ""
         )
-    count = len(ref.waiting_ranks)
-    waiting = f"{count} rank{'s' * (count != 1)}"
+    is_order = {s.reason for s in suspects} == {Reason.ORDER}
+    causes = set() if is_order else {s.rank for s in suspects}  # a suspect does not hold itself up
+    count = len({*ref.waiting_ranks} - causes)
+    waiting = f"{count} rank{'s' * (count != 1)}" if count else "the job"
     wait = "waited" if not finding.lasts else "waits" if count == 1 else "wait"
     if finding.kind is Kind.RANK_LOST:
         return f"{waiting} {wait} for {them}" if count else ""
-    if finding.kind is Kind.MISMATCH and not count:
+    if finding.kind is Kind.MISMATCH and not ref.waiting_ranks:
         return ""
     where = f"in {_where(ref)}" + (f" for {duration_text(ref.waited_s)}" if timed else "")
-    is_order = {s.reason for s in suspects} == {Reason.ORDER}
-    # Of a wrong order the suspects wait, too.
-    every = len({*finding.victims, *(s.rank for s in suspects if is_order)})
+    every = len({*finding.victims, *(s.rank for s in suspects)} - causes)
     groups = len(finding.groups_held_up)
-    held = f", in all {every} rank{'s' * (every != 1)} in {groups} groups"
-    where += held if finding.victims and groups > 1 else ""
+    if finding.victims and (groups > 1 or every > count > 0):
+        where += f", in all {every} rank{'s' * (every != 1)}"
+        where += f" in {groups} groups" * (groups > 1)
     if is_order:
         return f"they {wait.replace('waits', 'wait')} for each other: {waiting} {where}"
     if suspects:

@@ -35,8 +35,8 @@ class MemoryDetector:
     def __init__(self) -> None:
         self._claims: dict[int, Claim] = {}
         """What was claimed last, by number of the incident."""
-        self._when_named: dict[tuple[int, int], tuple[str, str]] = {}
-        """Node of a rank and what it was doing when an incident named it, by number and rank."""
+        self._when_named: dict[tuple[int, int], tuple[Suspect, str]] = {}
+        """A suspect, and what it was doing when an incident named it, by number and rank."""
         self._phases: dict[tuple[int, int], tuple[SuspectPhase | None, bool]] = {}
         """The phase in which the memory of a rank began to rise, and whether it is settled."""
         self._restored: frozenset[str] | None = None
@@ -94,16 +94,18 @@ class MemoryDetector:
 
     def _claim(self, tick: Tick, incident: MemoryIncident) -> Claim:
         suspects, nodes = [], set()
-        for rise in () if incident.common else incident.rises.values():
+        # Others have a node, also if the memory of all ranks rose.
+        for rise in () if incident.common > incident.of_others else incident.rises.values():
             key = incident.number, rise.rank
             if key not in self._when_named:
                 snapshot = tick.snapshot()
                 doing = _doing(snapshot, rise.rank, rise.onset[1])
-                self._when_named[key] = builder.node_of(snapshot, rise.rank), doing
-            node, doing = self._when_named[key]
-            nodes.add(node)
+                of = snapshot, rise.rank, Reason.MEMORY, incident.confidence
+                self._when_named[key] = builder.suspect(*of), doing
+            suspect, doing = self._when_named[key]
+            nodes.add(suspect.node)
             words = evidence(incident, rise, doing, tick.utc_ahead_ns)
-            suspect = Suspect(rise.rank, node, Reason.MEMORY, incident.confidence, words)
+            suspect = replace(suspect, confidence=incident.confidence, evidence=words)
             phase = self._phase(tick, incident.number, rise)
             suspects.append(builder.in_phase(suspect, phase, tick.utc_ahead_ns, "began in"))
         victims = {*incident.victims, *(incident.rows if incident.common else ())}

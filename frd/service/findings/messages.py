@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, TypeAlias, assert_never
 from frd.address import finding_page
 from frd.config import NotifyEvent, NotifyTarget
 from frd.do_now import do_now, shown_json
-from frd.engine.findings.text import clean, place
+from frd.engine.findings.text import STANDS_AT, clean, place
 from frd.forms import finding_json, folded, utc_text
 from frd.model import AlignedNs, Finding, FindingState, Kind, Severity, Suspect
 
@@ -234,10 +234,9 @@ def _line(text: str) -> str:
 
 def _shown(suspect: Suspect) -> str:
     said = suspect.evidence
+    line = place(suspect.stack[0]) if suspect.stack and STANDS_AT not in said else ""
     wait = suspect.waits_for.text if suspect.waits_for is not None else ""
-    for more in (place(suspect.stack[0]) if suspect.stack else "", wait):
-        said += f"; {more}" if more not in said else ""
-    return said
+    return "; ".join(filter(None, (said, line, wait)))
 
 
 def _severity(finding: Finding) -> str:
