@@ -15,7 +15,7 @@ import click
 
 from frd.address import finding_page
 from frd.cli.client import Client
-from frd.cli.commands.findings.one import find
+from frd.cli.commands.findings.one import ID, find
 from frd.cli.options import FILE, service_options
 from frd.cli.screens.finding_panel import ranks_text
 from frd.forms import REASONS
@@ -34,7 +34,7 @@ _MARKS = re.compile(r"([\\`*_\[\]<>#|~&])")
         "frd report 5f0c -o incident.md   # the beginning of an id is enough",
     ),
 )
-@click.argument("finding", metavar="ID")
+@ID
 @click.option(
     "-o",
     "--output",
