@@ -57,7 +57,7 @@ def test_ranks_of_another_user(cluster: Cluster, shared: bool, uid: int) -> None
     job.until(is_known, "the agent reports what it cannot read")
     done = job.frd("findings")
     assert done.returncode == 4, done.stdout
-    said = done.stdout
+    said = done.stdout + done.stderr
     numbers = set(re.findall(r"\d+", said))
     assert {str(uid), "1000"} <= numbers, said
     assert "agent.sidecar.runAsUser" in said

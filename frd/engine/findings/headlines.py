@@ -238,28 +238,25 @@ def _lost(finding: Finding) -> str:
 def _effect(finding: Finding, timed: bool) -> str:
     """``holds up 2 ranks in all_reduce #36 of default_pg for 62 s``"""
     ref, suspects = finding.collective, finding.suspects
+    others, groups = len(finding.victims), len(finding.groups_held_up)
     them = "it" if len(suspects) == 1 else "them"
-    if ref is None:
-        return (
-            f"the job waits for {them}" if suspects and finding.kind is not Kind.RANK_LOST else ""
-        )
-    is_order = {s.reason for s in suspects} == {Reason.ORDER}
-    causes = set() if is_order else {s.rank for s in suspects}  # a suspect does not hold itself up
-    count = len({*ref.waiting_ranks} - causes)
+    # A suspect does not hold itself up.
+    count = len({*ref.waiting_ranks} - {s.rank for s in suspects}) if ref is not None else 0
     waiting = f"{count} rank{'s' * (count != 1)}" if count else "the job"
     wait = "waited" if not finding.lasts else "waits" if count == 1 else "wait"
     if finding.kind is Kind.RANK_LOST:
-        return f"{waiting} {wait} for {them}" if count else ""
+        affects = f"affects {others} other rank{'s' * (others != 1)}" if others and suspects else ""
+        return f"{waiting} {wait} for {them}" if count else affects
+    if ref is None:
+        return f"the job waits for {them}" if suspects else ""
     if finding.kind is Kind.MISMATCH and not ref.waiting_ranks:
         return ""
     where = f"in {_where(ref)}" + (f" for {duration_text(ref.waited_s)}" if timed else "")
-    every = len({*finding.victims, *(s.rank for s in suspects)} - causes)
-    groups = len(finding.groups_held_up)
-    if finding.victims and (groups > 1 or every > count > 0):
-        where += f", in all {every} rank{'s' * (every != 1)}"
-        where += f" in {groups} groups" * (groups > 1)
-    if is_order:
-        return f"they {wait.replace('waits', 'wait')} for each other: {waiting} {where}"
+    in_all = f"{others} rank{'s' * (others != 1)}" + f" in {groups} groups" * (groups > 1)
+    if {s.reason for s in suspects} == {Reason.ORDER}:
+        held = f", and hold up {in_all}" if others and groups > 1 else ""
+        return f"they {'wait' if finding.lasts else 'waited'} for each other {where}{held}"
+    where += f", in all {in_all}" if others and (groups > 1 or others > count > 0) else ""
     if suspects:
         hold = "held" if not finding.lasts else "holds" if len(suspects) == 1 else "hold"
         return f"{hold} up {waiting} {where}"

@@ -36,7 +36,7 @@ class MemoryDetector:
         self._claims: dict[int, Claim] = {}
         """What was claimed last, by number of the incident."""
         self._when_named: dict[tuple[int, int], tuple[Suspect, str]] = {}
-        """A suspect, and what it was doing when an incident named it, by number and rank."""
+        """A rank and what it was doing when an incident named it, by number and rank."""
         self._phases: dict[tuple[int, int], tuple[SuspectPhase | None, bool]] = {}
         """The phase in which the memory of a rank began to rise, and whether it is settled."""
         self._restored: frozenset[str] | None = None
@@ -100,12 +100,12 @@ class MemoryDetector:
             if key not in self._when_named:
                 snapshot = tick.snapshot()
                 doing = _doing(snapshot, rise.rank, rise.onset[1])
-                of = snapshot, rise.rank, Reason.MEMORY, incident.confidence
-                self._when_named[key] = builder.suspect(*of), doing
-            suspect, doing = self._when_named[key]
-            nodes.add(suspect.node)
+                named = builder.suspect(snapshot, rise.rank, Reason.MEMORY, incident.confidence)
+                self._when_named[key] = named, doing
+            named, doing = self._when_named[key]
+            nodes.add(named.node)
             words = evidence(incident, rise, doing, tick.utc_ahead_ns)
-            suspect = replace(suspect, confidence=incident.confidence, evidence=words)
+            suspect = replace(named, confidence=incident.confidence, evidence=words)
             phase = self._phase(tick, incident.number, rise)
             suspects.append(builder.in_phase(suspect, phase, tick.utc_ahead_ns, "began in"))
         victims = {*incident.victims, *(incident.rows if incident.common else ())}

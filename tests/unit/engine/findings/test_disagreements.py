@@ -126,7 +126,7 @@ def test_another_order() -> None:
     sentence = "rank 3 went into all_reduce on default_pg while ranks 0-2 are in all_to_all on ep"
     assert finding.disagreement == sentence
     assert finding.headline == "Ranks 0-3 entered default_pg and ep in different orders"
-    assert finding.effect.startswith("they wait for each other: ")
+    assert finding.effect.startswith("they wait for each other in ")
     assert finding.summary.endswith(f"; {sentence}")
 
 

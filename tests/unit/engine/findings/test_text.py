@@ -158,7 +158,7 @@ READ = WaitsFor(
                 groups_held_up=("pp", "dp"),
             ),
             "Ranks 0-1 (node) entered pp and dp in different orders",
-            "they wait for each other: 3 ranks in all_reduce #7 of dp for 12 s",
+            "they wait for each other in all_reduce #7 of dp for 12 s",
             "",
         ),
         (
@@ -170,7 +170,7 @@ READ = WaitsFor(
                 groups_held_up=("encoder", "dp", "decoder"),
             ),
             "Ranks 0-1 (node) entered their groups in different orders",
-            "they wait for each other: 3 ranks in all_reduce #7 of dp for 12 s, in all 4 ranks in "
+            "they wait for each other in all_reduce #7 of dp for 12 s, and hold up 2 ranks in "
             "3 groups",
             "",
         ),
