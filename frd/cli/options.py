@@ -220,14 +220,14 @@ def ranks(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int
         raise click.BadParameter(str(error).removeprefix("ranks: ")) from None
 
 
-def when(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    """Callback of an option: `value` is a time or an age (`7d`); the result is ISO 8601 in UTC."""
-    if value is None:
-        return None
-    if ago := re.fullmatch(r"(\d{1,6})([mhd])", value):
-        return utc_text(time.time_ns() - int(ago[1]) * _SPANS_S[ago[2]] * 1_000_000_000)
+def when(_: click.Context, __: click.Parameter, value: str | None, sign: int = -1) -> str | None:
+    """Callback of an option: `value` is a time or an age (`7d`), or with `sign` 1 a span from now;
+    the result is ISO 8601 in UTC."""
     try:
-        return utc_text(utc_ns(value))
+        if span := re.fullmatch(r"(\d{1,6})([mhd])", value or ""):
+            ns = int(span[1]) * _SPANS_S[span[2]] * 1_000_000_000
+            return utc_text(time.time_ns() + sign * ns)
+        return None if value is None else utc_text(utc_ns(value))
     except ValueError as error:
         raise click.BadParameter(f"{error}, or 7d, 12h, 30m") from None
 

@@ -18,19 +18,20 @@ class Row:
     text: str
     command: str = ""
     place: str = "here"
-    """``here``: any shell; ``node``: on the node; ``pod``: on the node, or in the pod."""
+    """``here``: any shell; ``pod``: on the node, or in the pod; ``node``: not in the pod, where
+    pids are others."""
 
 
 LOGIN: Final = Row("Log in to the node.", "ssh {node}")
 READ: Final = Row("Read the evidence.", "frd findings {id}")
 _SLURM: Final = Row("See what Slurm says of the job.", "scontrol show job {slurm_job}")
 _STACK: Final = Row(
-    "Read the stacks of all threads of the process.", "py-spy dump --pid {pid}", "pod"
+    "Read the stacks of all threads of the process.", "py-spy dump --pid {pid}", "node"
 )
 _RESTART: Final = Row("Repair what it waits for; if it still waits then, restart the job.")
 _FILE: Final = Row("Does the file answer? Use a shell that you can lose.", "ls -l {path}", "pod")
 _MOUNT: Final = Row("Does the file system answer, and has it space left?", "df -h {mount}", "pod")
-_HOLDER: Final = Row("Look at the process that holds the lock.", "ps -f -p {holder}", "pod")
+_HOLDER: Final = Row("Look at the process that holds the lock.", "ps -f -p {holder}", "node")
 _LOG: Final = Row("Read the end of its log.", "tail -n 50 {log}", "pod")
 _KERNEL: Final = Row(
     "Read the kernel's log: out of memory, errors of a GPU (Xid).",
@@ -40,7 +41,7 @@ _KERNEL: Final = Row(
 _STATE: Final = Row(
     "Is the process stopped, or in a call that cannot be interrupted (D)?",
     "ps -o pid,stat,wchan:32,args -p {pid}",
-    "pod",
+    "node",
 )
 _GPU: Final = Row("Look for errors of the GPU.", "nvidia-smi -q -d ECC,PERFORMANCE", "pod")
 _LEAVE: Final = Row("Take the node out of the job, and restart it on others.")
@@ -109,7 +110,7 @@ TABLE: Final[Mapping[Case, tuple[Row, ...]]] = {
             "nvidia-smi -q -d PERFORMANCE,CLOCK",
             "pod",
         ),
-        Row("See what the program does while the others wait.", "py-spy dump --pid {pid}", "pod"),
+        Row("See what the program does while the others wait.", "py-spy dump --pid {pid}", "node"),
     ),
     Reason.MEMORY: (_MEMORY, _SAVE),
     Kind.RANK_LOST: (
@@ -125,7 +126,7 @@ TABLE: Final[Mapping[Case, tuple[Row, ...]]] = {
     ),
     Kind.CLOCK_UNSYNCHRONIZED: (
         _AGENTS,
-        Row("Check the time synchronization of the nodes.", "chronyc tracking"),
+        Row("Check the time synchronization of the nodes.", "chronyc tracking", "node"),
     ),
 }
 """What to check and what usually helps, the most useful first. `LOGIN` comes before the first

@@ -96,14 +96,17 @@ def test_commands(finding: Finding, expected: list[str]) -> None:
 
 
 def test_in_a_pod() -> None:
-    """Commands are executed in the pod; a signal is not sent there: the pid may be the node's."""
+    """Commands are executed in the pod, but those with a pid are left out: it may be the node's,
+    and another process in the pod."""
     address = replace(ADDRESS, namespace="ml", pod="train-0")
     assert commands(hang(waits=READ, address=address)) == [
         "kubectl exec --namespace ml train-0 -- ls -l '/data/a b.tar'",
         "kubectl exec --namespace ml train-0 -- df -h /data",
     ]
     stopped = WaitsFor(WaitKind.STOPPED, Certainty.SEEN, pid=7)
-    assert commands(hang(waits=stopped, address=address)) == [READ_IT]
+    held = WaitsFor(WaitKind.LOCK_FILE, Certainty.SEEN, "/l", holder=Holder(991))
+    for wait in (None, stopped, held):
+        assert commands(hang(waits=wait, address=address)) == [READ_IT]
 
 
 def test_every_case_has_steps() -> None:

@@ -15,9 +15,10 @@ import click
 
 from frd.address import finding_page
 from frd.cli.client import Client
-from frd.cli.commands.findings.one import find
+from frd.cli.commands.findings.one import ID, find
 from frd.cli.options import FILE, service_options
-from frd.forms import REASONS, fold_ranks
+from frd.cli.screens.finding_panel import ranks_text
+from frd.forms import REASONS
 from frd.model import Reason
 from frd.store.new_path import check_new, new_path
 from frd.usage import examples, plain
@@ -33,7 +34,7 @@ _MARKS = re.compile(r"([\\`*_\[\]<>#|~&])")
         "frd report 5f0c -o incident.md   # the beginning of an id is enough",
     ),
 )
-@click.argument("finding", metavar="ID")
+@ID
 @click.option(
     "-o",
     "--output",
@@ -67,7 +68,7 @@ def markdown(finding: Mapping[str, Any], page: str) -> Iterator[str]:
     yield f"- {' · '.join(filter(None, facts))}, job {_code(finding['job'])}"
     yield f"- finding {_code(finding['id'])}" + (f": <{page}>" if page else "")
     if victims := finding["victims"]:
-        yield f"- {len(victims)} ranks wait: {fold_ranks(victims)}"
+        yield f"- victims: {ranks_text(victims)}"
     yield from ("", "## Do now", "")
     for number, step in enumerate(finding.get("do_now", ()), 1):
         yield f"{number}. {_text(step['text'])}"

@@ -240,22 +240,23 @@ def _effect(finding: Finding, timed: bool) -> str:
     ref, suspects = finding.collective, finding.suspects
     others, groups = len(finding.victims), len(finding.groups_held_up)
     them = "it" if len(suspects) == 1 else "them"
-    count = len(ref.waiting_ranks) if ref is not None else 0
-    waiting = f"{count} rank{'s' * (count != 1)}"
+    # A suspect does not hold itself up.
+    count = len({*ref.waiting_ranks} - {s.rank for s in suspects}) if ref is not None else 0
+    waiting = f"{count} rank{'s' * (count != 1)}" if count else "the job"
     wait = "waited" if not finding.lasts else "waits" if count == 1 else "wait"
     if finding.kind is Kind.RANK_LOST:
         affects = f"affects {others} other rank{'s' * (others != 1)}" if others and suspects else ""
         return f"{waiting} {wait} for {them}" if count else affects
     if ref is None:
         return f"the job waits for {them}" if suspects else ""
-    if finding.kind is Kind.MISMATCH and not count:
+    if finding.kind is Kind.MISMATCH and not ref.waiting_ranks:
         return ""
     where = f"in {_where(ref)}" + (f" for {duration_text(ref.waited_s)}" if timed else "")
-    in_all = f"{others} rank{'s' * (others != 1)} in {groups} groups" if groups > 1 else ""
+    in_all = f"{others} rank{'s' * (others != 1)}" + f" in {groups} groups" * (groups > 1)
     if {s.reason for s in suspects} == {Reason.ORDER}:
-        held = f", and hold up {in_all}" if others and in_all else ""
+        held = f", and hold up {in_all}" if others and groups > 1 else ""
         return f"they {'wait' if finding.lasts else 'waited'} for each other {where}{held}"
-    where += f", in all {in_all}" if others and in_all else ""
+    where += f", in all {in_all}" if others and (groups > 1 or others > count > 0) else ""
     if suspects:
         hold = "held" if not finding.lasts else "holds" if len(suspects) == 1 else "hold"
         return f"{hold} up {waiting} {where}"

@@ -94,7 +94,8 @@ class MemoryDetector:
 
     def _claim(self, tick: Tick, incident: MemoryIncident) -> Claim:
         suspects, nodes = [], set()
-        for rise in () if incident.common else incident.rises.values():
+        # Others have a node, also if the memory of all ranks rose.
+        for rise in () if incident.common > incident.of_others else incident.rises.values():
             key = incident.number, rise.rank
             if key not in self._when_named:
                 snapshot = tick.snapshot()

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, TypeAlias, assert_never
 from frd.address import finding_page
 from frd.config import NotifyEvent, NotifyTarget
 from frd.do_now import do_now, shown_json
-from frd.engine.findings.text import clean, place
+from frd.engine.findings.text import STANDS_AT, clean, place
 from frd.forms import finding_json, folded, utc_text
 from frd.model import AlignedNs, Finding, FindingState, Kind, Severity, Suspect
 
@@ -206,26 +206,21 @@ def _steps(notice: Notice) -> list[tuple[str, str]]:
     return [(_line(step.text), step.command) for step in do_now(notice.finding)]
 
 
-def _rest(notice: Notice) -> list[str]:
-    """What the cause leaves out."""
-    return [_line(text) for text in _details(notice)]
-
-
-def _details(notice: Notice) -> Iterator[str]:
-    """Of each suspect what shows it, its line, and its wait."""
+def _rest(notice: Notice) -> Iterator[str]:
+    """What the cause leaves out: of each suspect what shows it, its line, and its wait."""
     finding, is_over = notice.finding, notice.event in _ACTIONS
     suspects = () if is_over else finding.suspects[:_MAX_SUSPECTS]
     lines = {one.rank: _shown(one) for one in suspects}
     for who, alike in folded(finding_json(finding)["suspects"][: len(suspects)]):
         first, *_ = alike.values()
         said = "; ".join(f"{of}{lines[suspect['rank']]}" for of, suspect in alike.items())
-        yield f"• {who} ({first['reason']}, confidence {first['confidence']}): {said}"
+        yield _line(f"• {who} ({first['reason']}, confidence {first['confidence']}): {said}")
     if len(finding.suspects) > _MAX_SUSPECTS and not is_over:
         yield f"• and {len(finding.suspects) - _MAX_SUSPECTS} more"
     if finding.ended_by:
-        yield finding.ended_by
+        yield _line(finding.ended_by)
     if notice.event == "closed" and finding.close_reason:
-        yield f"closed: {finding.close_reason}"
+        yield _line(f"closed: {finding.close_reason}")
 
 
 def _line(text: str) -> str:
@@ -234,10 +229,9 @@ def _line(text: str) -> str:
 
 def _shown(suspect: Suspect) -> str:
     said = suspect.evidence
+    line = place(suspect.stack[0]) if suspect.stack and STANDS_AT not in said else ""
     wait = suspect.waits_for.text if suspect.waits_for is not None else ""
-    for more in (place(suspect.stack[0]) if suspect.stack else "", wait):
-        said += f"; {more}" if more not in said else ""
-    return said
+    return "; ".join(filter(None, (said, line, wait)))
 
 
 def _severity(finding: Finding) -> str:

@@ -102,10 +102,12 @@ class Notifier:
             self._known[finding.id] = recalled or assumed(finding, self._targets, self._now())
 
     def forget(self, left: Sequence[Finding]) -> None:
-        """`left` are open, and their cell is no longer this process's."""
+        """`left` are open, and their cell is no longer this process's. The next owner takes their
+        messages as sent, so those that wait for answers wait no longer."""
         for finding in left:
-            self._withdraw(finding.id)
             self._known.pop(finding.id, None)
+            if finding.id in self._ready:
+                self._send(finding.id)
 
     def resume(self, owed: Iterable[Owed]) -> None:
         """Go on with what an earlier process owed."""

@@ -105,8 +105,9 @@ class _StateCollector(Collector):
             _merge(histograms["frd_collective_skew_seconds"], label(name), view.skew)
             _merge(histograms["frd_collective_duration_seconds"], label(name), view.duration)
             _merge(histograms["frd_collective_transfer_seconds"], label(name), view.transfer)
+        namespaces = _namespaces(state, latest)
         for refused in state.refused_ranks:
-            values["frd_refused_ranks"][of_job(refused.job, latest)] += refused.ranks
+            values["frd_refused_ranks"][of_job(refused.job, namespaces)] += refused.ranks
         _add_clocks(values, state.nodes)
         _add_own_health(values, state)
         if state.cluster is not None:
@@ -139,7 +140,7 @@ def _add_job(values: Values, state: ServiceState, name: str, view: AttemptView) 
         "frd_agents_expected": 0 if view.ended else state.expected_agents.get(name, len(needed)),
         "frd_agents_reporting": 0 if view.ended else nodes["reporting"],
     }.items():
-        values[metric][of_job(name, {name: view})] += value
+        values[metric][of_job(name, {name: view.namespace})] += value
     values["frd_collectives_untimed_total"][job,] += view.untimed
     values["frd_nodes_unsynchronized"][job,] += len(unsynchronized)
 
@@ -175,21 +176,22 @@ def _number(numbers: dict[str, int], name: str) -> int:
 
 
 def _add_findings(values: Values, state: ServiceState, latest: Mapping[str, AttemptView]) -> None:
+    namespaces = _namespaces(state, latest)
     # Jobs with an attempt or a remembered finding: a bounded set.
     for name in sorted({*latest, *(f.job for f in state.status_view.findings)}):
         for kind in Kind:
-            key = (*of_job(name, latest), kind.value)
+            key = (*of_job(name, namespaces), kind.value)
             values["frd_findings_open"][key] += 0
             values["frd_findings_closed_by_hand"][key] += 0
             values["frd_findings_total"][key] += state.counters.findings.get((name, kind), 0)
     for finding in state.status_view.going_on:
-        key = (*of_job(finding.job, latest), finding.kind.value)
+        key = (*of_job(finding.job, namespaces), finding.kind.value)
         values["frd_findings_closed_by_hand"][key] += 1
     values["frd_findings_corrected_total"][()] = state.counters.corrected
     rising: dict[str, dict[int, str]] = defaultdict(dict)
     now = state.utc(state.status_view.at)
     for finding in state.open_findings():
-        key = (*of_job(finding.job, latest), finding.kind.value)
+        key = (*of_job(finding.job, namespaces), finding.kind.value)
         values["frd_findings_open"][key] += 1
         # All numbers of a straggler's effect grow.
         effect = "" if finding.kind is Kind.STRAGGLER else _TIME.sub("", finding.effect)
@@ -285,10 +287,17 @@ def _add_cluster(values: Values, cluster: ClusterState) -> None:
 # -- labels and families -----------------------------------------------------------------------
 
 
-def of_job(name: str, latest: Mapping[str, AttemptView]) -> Labels:
+def of_job(name: str, namespaces: Mapping[str, str]) -> Labels:
     """The values of `frd.service.metrics.table.JOB`."""
-    view = latest.get(name)
-    return label(name), label(view.namespace) if view is not None else "", label(name)
+    return label(name), label(namespaces.get(name, "")), label(name)
+
+
+def _namespaces(state: ServiceState, latest: Mapping[str, AttemptView]) -> Mapping[str, str]:
+    """By job. After a restart its findings know more than its agents have said yet: with another
+    label each alert would be sent again."""
+    suspects = ((f.job, one.address) for f in state.lasting_findings() for one in f.suspects)
+    known = {job: address.namespace for job, address in suspects if address and address.namespace}
+    return known | {name: view.namespace for name, view in latest.items() if view.namespace}
 
 
 def label(text: str) -> str:

@@ -95,7 +95,7 @@ def test_silencing(service: Service, ask: Shell) -> None:
         (("ab12",), "--for / --until: missing"),
         (
             ("ab12", "--for", "2x"),
-            "'2x': write a time such as 2026-11-20T10:00:00Z, or 30m, 2h, 7d",
+            "'2x': write a time such as 2026-11-20T10:00:00Z, or 7d, 12h, 30m",
         ),
         (("--node", "n", "--until", "soon"), "'soon': write a time"),
     ],

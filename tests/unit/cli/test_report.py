@@ -60,7 +60,7 @@ REPORT = """\
 - effect: holds up 2 ranks in all\\_reduce \\#7 of dp for 62 s
 - stall · open, job `llm`
 - finding `0123456789abcdef`: <https://frd/findings/0123456789abcdef>
-- 2 ranks wait: 0,2
+- victims: 0,2 (2 ranks)
 
 ## Do now
 

@@ -26,6 +26,9 @@ _SEARCHED = "10000"
 """Number of the newest findings among which the beginning of an id is searched."""
 
 
+ID = click.argument("finding", metavar="ID", shell_complete=finding_ids)
+
+
 @click.command(
     "show",
     epilog=examples(
@@ -35,7 +38,7 @@ _SEARCHED = "10000"
         "frd findings 5f0c --log          # the end of the suspects' stderr",
     ),
 )
-@click.argument("finding", metavar="ID", shell_complete=finding_ids)
+@ID
 @click.option(
     "--log", "log_only", is_flag=True, help="Only what the suspects logged last, when it opened."
 )
@@ -71,7 +74,7 @@ def show(client: Client, finding: str, log_only: bool, as_json: bool) -> int:
     "close",
     epilog=examples('frd findings close 5f0c6a2e91d3b784 --because "checkpoint to a slow disk"'),
 )
-@click.argument("finding", metavar="ID", shell_complete=finding_ids)
+@ID
 @click.option("--because", metavar="TEXT", required=True, help="Why; stored with the finding.")
 @json_option
 @service_options

@@ -6,20 +6,18 @@ command, which the service shows as unverified.
 
 from __future__ import annotations
 
-import re
-import time
+import functools
 from typing import Any
 from urllib.parse import quote
 
 import click
 
 from frd.cli.client import Client
-from frd.cli.commands.findings.one import find, finding_path, said_by
-from frd.cli.options import json_option, print_json, service_options
-from frd.forms import utc_ns, utc_text
+from frd.cli.commands.findings.one import ID, find, finding_path, said_by
+from frd.cli.completion import finding_ids, job_names
+from frd.cli.options import json_option, print_json, service_options, when
 from frd.usage import examples, plain
 
-_SPANS_S = {"m": 60, "h": 3600, "d": 86_400}
 _SILENCES = "/api/v1/silences"
 
 
@@ -30,7 +28,7 @@ _SILENCES = "/api/v1/silences"
         "frd findings ack 5f0c6a2e --undo",
     ),
 )
-@click.argument("finding", metavar="ID")
+@ID
 @click.option("--undo", is_flag=True, help="Take it back, also if another person acknowledged.")
 @json_option
 @service_options
@@ -45,7 +43,7 @@ def ack(client: Client, finding: str, undo: bool, as_json: bool) -> None:
 
 
 @click.command("assign", epilog=examples("frd findings assign 5f0c6a2e alice"))
-@click.argument("finding", metavar="ID")
+@ID
 @click.argument("name", metavar="NAME")
 @json_option
 @service_options
@@ -58,7 +56,7 @@ def assign(client: Client, finding: str, name: str, as_json: bool) -> None:
 
 
 @click.command("note", epilog=examples('frd findings note 5f0c6a2e "node7 has a bad disk"'))
-@click.argument("finding", metavar="ID")
+@ID
 @click.argument("text", metavar="TEXT")
 @json_option
 @service_options
@@ -66,16 +64,6 @@ def note(client: Client, finding: str, text: str, as_json: bool) -> None:
     """Add a note to a finding, open or closed."""
     done = _say(client, finding, "note", {"text": text})
     _print(done, f"noted: {_named(done)}", as_json)
-
-
-def _until(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    """Callback of an option: a time, or a span from now, as a time."""
-    try:
-        if span := re.fullmatch(r"(\d{1,6})([mhd])", value or ""):
-            return utc_text(time.time_ns() + int(span[1]) * _SPANS_S[span[2]] * 1_000_000_000)
-        return None if value is None else utc_text(utc_ns(value))
-    except ValueError as error:
-        raise click.BadParameter(f"{error}, or 30m, 2h, 7d") from None
 
 
 @click.command(
@@ -87,13 +75,18 @@ def _until(_: click.Context, __: click.Parameter, value: str | None) -> str | No
         "frd findings silence --end 3f1c0a99d2e4",
     ),
 )
-@click.argument("finding", metavar="[ID]", required=False)
-@click.option("--job", metavar="J", help="All findings of this job, also later ones.")
+@click.argument("finding", metavar="[ID]", required=False, shell_complete=finding_ids)
+@click.option(
+    *("--job", "job"),
+    metavar="J",
+    shell_complete=job_names,
+    help="All findings of this job, also later ones.",
+)
 @click.option("--node", metavar="N", help="Findings whose suspects are all on silenced nodes.")
 @click.option(
     *("--for", "--until", "until"),
     metavar="WHEN",
-    callback=_until,
+    callback=functools.partial(when, sign=1),
     help="For 30m, 2h, 7d; until a time (UTC).",
 )
 @click.option("--because", metavar="TEXT", default="", help="Why; shown in the list.")

@@ -41,7 +41,7 @@ def test_another_op_in_any_order_of_arrival(order: tuple[int, ...]) -> None:
     words = "called broadcast where ranks 0-1 called all_reduce (#249 on default_pg)"
     assert finding.disagreement == f"rank 2 {words}"
     assert finding.headline == f"Rank 2 (node1) {words}"
-    assert finding.effect.startswith("holds up 3 ranks in all_reduce #249 of default_pg for ")
+    assert finding.effect.startswith("holds up 2 ranks in all_reduce #249 of default_pg for ")
     [suspect] = finding.suspects
     assert suspect.confidence is Confidence.HIGH
     assert suspect.evidence == f"{words}; {GLOO}"

@@ -105,13 +105,19 @@ READ = WaitsFor(
         (
             stall(suspect(0, Reason.IN_COLLECTIVE_ALONE)),
             "Rank 0 (node) is still inside an op that the other ranks completed",
-            HOLDS_UP,
+            HOLDS_UP.replace("3", "2"),
             "",
         ),
         (
             stall(suspect(0, Reason.DEVICE_STUCK, "a.py:1 in f")),
             "Rank 0 (node) has joined, but the device has not started the op (a.py:1 f)",
-            HOLDS_UP,
+            HOLDS_UP.replace("3", "2"),
+            "",
+        ),
+        (
+            stall(stuck(2, "lock.py:23 in upload"), victims=(0, 1, 3, 4)),
+            "Rank 2 (node) is at lock.py:23 upload",
+            f"{HOLDS_UP}, in all 4 ranks",
             "",
         ),
         (
@@ -153,6 +159,19 @@ READ = WaitsFor(
             ),
             "Ranks 0-1 (node) entered pp and dp in different orders",
             "they wait for each other in all_reduce #7 of dp for 12 s",
+            "",
+        ),
+        (
+            stall(
+                suspect(0, Reason.ORDER),
+                suspect(1, Reason.ORDER),
+                kind=Kind.ORDER,
+                victims=(2, 3),
+                groups_held_up=("encoder", "dp", "decoder"),
+            ),
+            "Ranks 0-1 (node) entered their groups in different orders",
+            "they wait for each other in all_reduce #7 of dp for 12 s, and hold up 2 ranks in "
+            "3 groups",
             "",
         ),
         (
@@ -236,7 +255,7 @@ def test_a_lost_rank_and_others() -> None:
         "Rank 2 (node) was killed by SIGKILL; memory ran out, and rank 3 was lost with it"
     )
     assert said.summary == f"Rank 2 (node) {LOST}, and rank 3 was lost with it; {said.effect}"
-    assert said.effect == "3 ranks wait for them"
+    assert said.effect == "2 ranks wait for them"
 
 
 def test_clauses_go_before_words() -> None:

@@ -13,6 +13,7 @@ from frd.engine.memory.rise import Attribution, MemoryRise
 from frd.engine.memory.text import duration, effect, evidence, headline, size
 from frd.engine.policy import Policy
 from frd.model import (
+    Address,
     AttemptKey,
     Change,
     Confidence,
@@ -47,7 +48,8 @@ class Job:
         self.curves = curves
         self.handles = []
         for rank in range(len(curves)):
-            self.engine.rank(self.attempt, rank_info(rank, len(curves), per_node=2), at(0))
+            info = replace(rank_info(rank, len(curves), per_node=2), address=Address(9000 + rank))
+            self.engine.rank(self.attempt, info, at(0))
             series = SeriesInfo(rank, SeriesKind.HOST_USED)
             self.handles.append(self.attempt.memory_series(series))
         self.attempt.connection(range(len(curves)), True)
@@ -83,7 +85,7 @@ class Job:
 
 
 def test_what_people_read() -> None:
-    """Rank 2 grows: rank, node, figures, whose memory it is, and where the rank was."""
+    """Rank 2 grows: rank, node, pid, figures, whose memory it is, and where the rank was."""
     job = Job(CALM, CALM, plus(CALM, ramp(20, 3)), CALM)
     job.join(2, 1, 18.0, Flags.JOINED)
     [opened, *_] = job.run(24)
@@ -94,7 +96,7 @@ def test_what_people_read() -> None:
         Kind.MEMORY_SPIKE,
         FindingState.OPEN,
     )
-    assert (suspect.rank, suspect.node) == (2, "node1")
+    assert (suspect.rank, suspect.node, suspect.address) == (2, "node1", Address(9002))
     assert (suspect.reason, suspect.confidence) == (Reason.MEMORY, Confidence.HIGH)
     assert finding.summary == (
         "Rank 2 (node1): its host memory rose first; +5.7 GiB in 1.9 s, 8.3 GiB left, "
@@ -134,12 +136,13 @@ def test_stairs_keep_their_forecast() -> None:
     assert "exhausted in about" in opened.finding.summary
 
 
-def test_others_memory_is_said_of_the_node() -> None:
+@pytest.mark.parametrize("others", [2, 0])
+def test_others_memory_is_said_of_the_node(others: int) -> None:
     """Another user of a node fills the cgroup of two ranks within seconds: no rank is accused, no
-    rank is a victim, and the text says where it is."""
-    job = Job(CALM, CALM, CALM, CALM)
+    rank is a victim, and the text says where it is. So it is if the job has no other node."""
+    job = Job(*(CALM,) * (others + 2))
     cgroups = []
-    for rank in (2, 3):
+    for rank in (others, others + 1):
         cgroups.append(job.attempt.memory_series(SeriesInfo(rank, SeriesKind.CGROUP_USED)))
         job.handles.append(cgroups[-1])
         job.curves = (*job.curves, plus(level(5), ramp(20, 1)))
@@ -148,7 +151,7 @@ def test_others_memory_is_said_of_the_node() -> None:
     assert (finding.kind, finding.severity) == (Kind.MEMORY_SPIKE, Severity.WARNING)
     assert (finding.suspects, finding.victims, finding.unknown) == ((), (), ())
     assert finding.summary.startswith(
-        "Host memory of node1 is taken by processes of no rank; +1.9 GiB in 1.9 s, "
+        f"Host memory of node{others // 2} is taken by processes of no rank; +1.9 GiB in 1.9 s, "
     )
     assert "exhausted in about" in finding.summary
 

@@ -153,7 +153,7 @@ def test_a_slow_node_is_named_as_its_ranks(layers: Sequence[Layer]) -> None:
     race = raced(16, layers, work, per_node=8)
     assert named(race) == [tuple(range(8, 16))]
     (finding,) = race.open()
-    assert finding.summary.startswith("node node1 (ranks 8-15) comes late again and again")
+    assert finding.summary.startswith("Node node1 (ranks 8-15) comes late again and again")
 
 
 def test_a_slow_rank_of_a_node_is_not_the_node() -> None:

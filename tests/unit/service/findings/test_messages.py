@@ -96,12 +96,18 @@ def test_a_chat_gets_text_with_suspects_and_a_command(tmp_path: Path, receiver: 
 def test_a_chat_gets_equally_likely_suspects_in_one_line(
     tmp_path: Path, receiver: Receiver
 ) -> None:
-    """Ranks 0 and 1 of a circle, and what each of them left out; JSON has both."""
+    """Ranks 0 and 1 of a circle, what each of them left out, and its line, once; JSON has both."""
     scene = Scene(tmp_path, NotifyTarget(url=receiver.url, format="slack", on=("opened",)))
     scene.hang()
     (event,) = scene.published
     suspects = tuple(
-        replace(event.finding.suspects[0], rank=rank, confidence=Confidence.MEDIUM, evidence=words)
+        replace(
+            event.finding.suspects[0],
+            rank=rank,
+            confidence=Confidence.MEDIUM,
+            evidence=f"{words}; main thread at train.py:88 in save",
+            stack=("/job/train.py:88 in save",),
+        )
         for rank, words in enumerate(("is in a", "is in b"))
     )
     scene.send([replace(event, finding=replace(event.finding, id="f2", suspects=suspects))])
@@ -110,7 +116,8 @@ def test_a_chat_gets_equally_likely_suspects_in_one_line(
     lines = receiver.received[1]["text"].splitlines()
     (line,) = (line for line in lines if line.startswith("• "))
     assert line.startswith("• ranks 0-1 (cpu_stuck, confidence medium): rank 0")
-    assert "is in a; rank 1" in line
+    assert "is in a; main thread at train.py:88 in save; rank 1" in line
+    assert line.count("train.py:88") == 2
 
 
 @pytest.mark.parametrize("form", ["json", "slack", "teams", "pagerduty"])

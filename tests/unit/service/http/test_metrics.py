@@ -18,6 +18,7 @@ from frd.cluster.lease import ClusterView, Replica
 from frd.engine.views import AttemptView, GroupView, Histogram, MemoryView, StatusView
 from frd.forms import utc_text
 from frd.model import (
+    Address,
     AlignedNs,
     AttemptKey,
     Certainty,
@@ -345,6 +346,18 @@ def test_the_namespace_of_a_job() -> None:
     of_job = {name for name, labels in got if dict(labels).get("namespace") == "ml"}
     assert {"frd_suspect", "frd_finding_critical", "frd_job_failed"} <= of_job
     assert not [name for name in of_job if "seconds_bucket" in name]
+
+
+def test_the_namespace_of_a_job_of_which_no_agent_has_reported_yet() -> None:
+    """After a restart: with another label each alert would be sent again. The stored finding has
+    the address of its suspects."""
+    finding = stall()
+    address = Address(namespace="ml")
+    suspects = tuple(dataclasses.replace(one, address=address) for one in finding.suspects)
+    got = scraped(service_state(findings=[dataclasses.replace(finding, suspects=suspects)]))
+    labels = [dict(labels) for name, labels in got if name == "frd_suspect"]
+    assert labels
+    assert {one["namespace"] for one in labels} == {"ml"}
 
 
 def test_the_series_of_findings_by_http(tmp_path: Path) -> None:
