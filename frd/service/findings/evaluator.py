@@ -227,7 +227,8 @@ class Evaluator:
             events = [FindingEvent(one.change, people.said(one.finding, utc)) for one in events]
             events += people.news(status_view, events)
             marked = self._take_marked(status_view, utc)
-            ended = _ended(self.state.status_view, status_view)
+            over = _over(self.state.status_view, status_view)
+            ended = [FindingEvent(Change.UPDATED, people.said(one, utc)) for one in over]
             self.prepare(events)
             await self._save([*events, *_of_closed(marked), *ended])
             if self._is_abandoned:
@@ -325,8 +326,8 @@ def _of_closed(marked: Iterable[tuple[Finding, object]]) -> list[FindingEvent]:
     return [FindingEvent(Change.UPDATED, finding) for finding in closed]
 
 
-def _ended(before: StatusView, now: StatusView) -> list[FindingEvent]:
+def _over(before: StatusView, now: StatusView) -> list[Finding]:
     """Findings that were closed by hand and whose trouble is over: no notice is sent."""
     going_on = {finding.id for finding in now.going_on}
     over = [finding for finding in before.going_on if finding.id not in going_on]
-    return [FindingEvent(Change.UPDATED, replace(finding, goes_on=False)) for finding in over]
+    return [replace(finding, goes_on=False) for finding in over]
