@@ -136,7 +136,7 @@ class Evaluator:
 
         Raises:
             Refused: others have said otherwise.
-            ServiceUnavailable: it was not published in time.
+            ServiceUnavailable: it was not published in time, or is not stored yet.
         """
         self.people.change(finding, mark)
         marked: asyncio.Future[Finding] = asyncio.get_running_loop().create_future()
@@ -245,9 +245,7 @@ class Evaluator:
         for done, closing in dismissed:
             if not done.done():
                 done.set_result(closed[closing[0].finding.id] if closing else None)
-        for finding, waiting in marked:
-            if not waiting.done():
-                waiting.set_result(finding)
+        self._answer_marked(marked)
         if faults:
             raise faults[0]
 
@@ -266,6 +264,16 @@ class Evaluator:
         known = {finding.id: finding for finding in (*view.findings, *view.going_on)}
         said = self.people.said
         return [(known.get(one.id) or said(one, utc), done) for one, done in marked]
+
+    def _answer_marked(self, marked: Iterable[tuple[Finding, asyncio.Future[Finding]]]) -> None:
+        for finding, waiting in marked:
+            if waiting.done():
+                continue
+            if finding.id in self._unsaved:
+                why = "not stored yet, which is tried again: see the log of the service"
+                waiting.set_exception(ServiceUnavailable(f"finding: {finding.id}: {why}"))
+            else:
+                waiting.set_result(finding)
 
     def _record_pauses(self, now: AlignedNs) -> None:
         pauses = encode_pauses(self._engine.learned)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from frd.errors import ServiceUnavailable
 from frd.model import AlignedNs, Change, Finding, FindingState, Note
 from frd.service.findings.people import (
     MAX_NOTES,
@@ -194,6 +195,15 @@ async def test_a_note_on_a_finding_whose_trouble_ends(bench: Bench) -> None:
         notes += 1
     assert stored is not None
     assert len(stored.notes) == notes
+
+
+async def test_a_store_that_fails(bench: Bench) -> None:
+    """The note is published, and who wrote it learns that a restart may lose it."""
+    finding = await bench.opened()
+    bench.store.close()
+    with pytest.raises(ServiceUnavailable, match=rf"finding: {finding.id}: not stored yet"):
+        await bench.say(finding, add_note(note("alice")))
+    assert bench.published[-1].finding.notes == (note("alice"),)
 
 
 async def test_a_node_in_repair_hides_no_other(bench: Bench) -> None:
