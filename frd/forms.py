@@ -45,7 +45,7 @@ _ABSURD: Final = 1 << 62
 _LOG_LINES: Final = 20
 _LOG_LINE: Final = 500
 """Characters."""
-_ESCAPE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
+_ESCAPE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|[]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|.)")
 """What a terminal does not show: colours, titles."""
 _OF_RANKS: Final = ("rank", "ranks", "victims")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -12,7 +12,8 @@ BLANK: Final = "REDACTED"
 
 _NAME: Final = (
     r"(?:passw|passphrase|secret|credential|cookie|authorization|bearer|token(?!s|iz)"
-    r"|(?:api|access|private|account|auth)[-_.]?key|(?<![a-z])(?:key|pwd|pass|pat|auth|jwt)(?![a-z]))"
+    r"|(?:api|access|private|account|auth)[-_.]?key|signature"
+    r"|(?<![a-z])(?:key|pwd|pass|pat|auth|jwt|sig)(?![a-z]))"
 )
 """In the name of an option, a variable or a header whose value is a secret."""
 _VALUE: Final = r"""(?:(?:bearer|basic)\s+)?(?:"[^"]*"|'[^']*'|[^\s"',;&})]+)"""
@@ -21,6 +22,7 @@ _PATTERNS: Final = tuple(
     (re.compile(pattern, re.IGNORECASE), rf"\1{BLANK}")
     for pattern in (
         r"(://)[^/\s]*(?=@)",  # scheme://user:password@host
+        r"""((?:cookie|authorization)["']?\s{0,3}:\s{0,3})[^"'\n]+""",  # the whole header
         rf"""({_NAME}[\w.-]{{0,64}}["']?\s{{0,3}}[=:]\s{{0,3}}){_VALUE}""",  # also inside of texts
         rf"(--?[\w.-]{{0,64}}?{_NAME}[\w.-]{{0,64}}\s{{1,3}}){_VALUE}",  # of ``sh -c``
         r"\b(hf_|gh[a-z]_|github_pat_|glpat-|xox[a-z]-|sk-|nvapi-|AKIA|ASIA|eyJ)[\w.-]{8,}",

@@ -89,9 +89,11 @@ class Addresses:
         return None, None
 
     def configured(self, identity: TapIdentity) -> str:
-        """Where the agent's configuration says that the log of a rank is; empty: nowhere."""
+        """Where the agent's configuration says that the log of a rank is; empty: nowhere, or the
+        job's name would lead elsewhere."""
         local = {"local_rank": identity.local_rank, "node": identity.host}
-        return self._log_path.format(job=identity.job, rank=identity.rank, **local)
+        path = self._log_path.format(job=identity.job, rank=identity.rank, **local)
+        return "" if ".." in path.split("/") else path
 
     def _user(self, uid: int) -> str:
         """The name, or the number if the directory does not answer in time."""

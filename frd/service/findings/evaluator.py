@@ -136,7 +136,7 @@ class Evaluator:
 
         Raises:
             Refused: others have said otherwise.
-            ServiceUnavailable: it was not published in time.
+            ServiceUnavailable: it was not published in time, or is not stored yet.
         """
         self.people.change(finding, mark)
         marked: asyncio.Future[Finding] = asyncio.get_running_loop().create_future()
@@ -227,7 +227,8 @@ class Evaluator:
             events = [FindingEvent(one.change, people.said(one.finding, utc)) for one in events]
             events += people.news(status_view, events)
             marked = self._take_marked(status_view, utc)
-            ended = _ended(self.state.status_view, status_view)
+            over = _over(self.state.status_view, status_view)
+            ended = [FindingEvent(Change.UPDATED, people.said(one, utc)) for one in over]
             self.prepare(events)
             await self._save([*events, *_of_closed(marked), *ended])
             if self._is_abandoned:
@@ -244,9 +245,7 @@ class Evaluator:
         for done, closing in dismissed:
             if not done.done():
                 done.set_result(closed[closing[0].finding.id] if closing else None)
-        for finding, waiting in marked:
-            if not waiting.done():
-                waiting.set_result(finding)
+        self._answer_marked(marked)
         if faults:
             raise faults[0]
 
@@ -265,6 +264,16 @@ class Evaluator:
         known = {finding.id: finding for finding in (*view.findings, *view.going_on)}
         said = self.people.said
         return [(known.get(one.id) or said(one, utc), done) for one, done in marked]
+
+    def _answer_marked(self, marked: Iterable[tuple[Finding, asyncio.Future[Finding]]]) -> None:
+        for finding, waiting in marked:
+            if waiting.done():
+                continue
+            if finding.id in self._unsaved:
+                why = "not stored yet, which is tried again: see the log of the service"
+                waiting.set_exception(ServiceUnavailable(f"finding: {finding.id}: {why}"))
+            else:
+                waiting.set_result(finding)
 
     def _record_pauses(self, now: AlignedNs) -> None:
         pauses = encode_pauses(self._engine.learned)
@@ -325,8 +334,8 @@ def _of_closed(marked: Iterable[tuple[Finding, object]]) -> list[FindingEvent]:
     return [FindingEvent(Change.UPDATED, finding) for finding in closed]
 
 
-def _ended(before: StatusView, now: StatusView) -> list[FindingEvent]:
+def _over(before: StatusView, now: StatusView) -> list[Finding]:
     """Findings that were closed by hand and whose trouble is over: no notice is sent."""
     going_on = {finding.id for finding in now.going_on}
     over = [finding for finding in before.going_on if finding.id not in going_on]
-    return [FindingEvent(Change.UPDATED, replace(finding, goes_on=False)) for finding in over]
+    return [replace(finding, goes_on=False) for finding in over]

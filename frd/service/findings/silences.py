@@ -85,7 +85,8 @@ class Silences:
         """See what other replicas have changed. Without an answer, what is known stays."""
         if self._keys is not None:
             with contextlib.suppress(RegistryUnavailable):
-                self._see(await self._keys.get(_KEY))
+                async with self._changing:  # what is read is not older than what is known
+                    self._see(await self._keys.get(_KEY))
 
     def all(self, now: AlignedNs) -> list[Silence]:
         """Those in force at `now` (UTC)."""
@@ -136,7 +137,11 @@ class Silences:
         ended: list[Silence] = []
 
         def remove(known: Known) -> None:
-            ended[:] = [one for one in known.values() if id in (one.id, one.name * _is_own(one))]
+            ended[:] = [
+                one
+                for one in known.values()
+                if id == one.id or (one.of is Scope.FINDING and id == one.name)
+            ]
             for one in ended:
                 del known[one.of, one.name]
 
@@ -163,7 +168,7 @@ class Silences:
             raise ServiceUnavailable("silences: others change them all the time: try again")
 
     def _see(self, entry: Entry | None) -> None:
-        if entry is None or entry.revision < self._entry.revision or entry == self._entry:
+        if entry is None or entry == self._entry:
             return
         self._entry = entry
         try:
@@ -190,7 +195,3 @@ class LocalKeys:
 
 def _in_force(known: Mapping[tuple[Scope, str], Silence], now: AlignedNs) -> Known:
     return {of: one for of, one in known.items() if one.until_at > now}
-
-
-def _is_own(silence: Silence) -> bool:
-    return silence.of is Scope.FINDING

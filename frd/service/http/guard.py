@@ -95,6 +95,7 @@ def _role(method: str, path: str) -> Role:
     So does reading a dump, which holds the stack frames of the user's program, and the end of a
     log, which may hold anything.
     """
-    is_log = path.startswith("/api/v1/findings/") and path.endswith("/log")
+    # A route also matches a path with a line break at its end.
+    is_log = path.startswith("/api/v1/findings/") and path.rstrip("\n").endswith("/log")
     is_inside = is_log or path.startswith("/api/v1/dumps")
     return Role.READER if method in ("GET", "HEAD") and not is_inside else Role.OPERATOR

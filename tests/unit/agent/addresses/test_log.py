@@ -237,6 +237,7 @@ def test_a_file_system_that_does_not_answer(
         ("\n\n", []),
         ("\x1b]0;title\x07x\x1b[1;31mred\x1b[m\x1b(Bz", ["xredBz"]),
         ("\x1b[", []),
+        ("\x1b]0;cut\nTraceback\n\x1bPx\nError", ["", "Traceback", "", "Error"]),
         ("a\tb\x00\x08\u202ec\ud800", ["a       bc"]),
         ("10%\r90%\r\nend\r\n", ["90%", "end"]),
         ("x" * 600, ["x" * 500]),

@@ -106,7 +106,7 @@ def test_only_operators_read_logs(service: Service, tmp_path: Path) -> None:
     keep(service, identity(LOG))
     client = Client(service, WebOptions(Tokens(token_file(tmp_path))))
     assert isinstance(client._app, HttpGuard)
-    for path in (PATH, PATH.replace("/log", "//log")):
+    for path in (PATH, PATH.replace("/log", "//log"), f"{PATH}\n"):  # %0A of a URL
         answer = client.get(path, "x=1", authorization=f"Bearer {READER}")
         assert (answer.status, "Killed" in answer.body.decode()) == (403, False)
     assert client.get(PATH).status == 401

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from frd.errors import ServiceUnavailable
 from frd.model import AlignedNs, Change, Finding, FindingState, Note
 from frd.service.findings.people import (
     MAX_NOTES,
@@ -176,6 +177,33 @@ async def test_a_note_on_a_closed_finding(bench: Bench) -> None:
     assert stored is not None
     assert (len(stored.notes), stored.assigned_to) == (2, "bob")
     assert len(bench.published) == published
+
+
+async def test_a_note_on_a_finding_whose_trouble_ends(bench: Bench) -> None:
+    """It was closed by hand, and is over in the same evaluation that stores the note."""
+    finding = await bench.opened()
+    asking = asyncio.create_task(bench.evaluator.dismiss(Dismissal(finding.id, "x")))
+    await asyncio.sleep(0)
+    await bench.evaluated_after(1)
+    closed = await asking
+    assert closed is not None
+    bench.job.join("dp", [2], 1).complete("dp", range(4), 1)
+    notes = 0
+    while (stored := bench.store.get(finding.id)) is not None and stored.goes_on:
+        bench.pass_s(1)
+        await bench.say(closed, add_note(note("alice")))
+        notes += 1
+    assert stored is not None
+    assert len(stored.notes) == notes
+
+
+async def test_a_store_that_fails(bench: Bench) -> None:
+    """The note is published, and who wrote it learns that a restart may lose it."""
+    finding = await bench.opened()
+    bench.store.close()
+    with pytest.raises(ServiceUnavailable, match=rf"finding: {finding.id}: not stored yet"):
+        await bench.say(finding, add_note(note("alice")))
+    assert bench.published[-1].finding.notes == (note("alice"),)
 
 
 async def test_a_node_in_repair_hides_no_other(bench: Bench) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from frd.cluster.registry import Entry
 from frd.errors import ServiceUnavailable
 from frd.forms import encodable
 from frd.model import AlignedNs
@@ -55,6 +56,29 @@ async def test_the_next_process_has_them(store: FindingStore) -> None:
     assert await second.end(silence("a").id, later)
     await first.read()
     assert names(first) == []
+
+
+async def test_a_reading_that_is_slow(store: FindingStore) -> None:
+    """It has seen the value before a change, and ends after it: the change stays."""
+    has_seen, may_end = asyncio.Event(), asyncio.Event()
+
+    class Slow(LocalKeys):
+        async def get(self, key: str) -> Entry | None:
+            found = await super().get(key)
+            if not has_seen.is_set():
+                has_seen.set()
+                await may_end.wait()
+            return found
+
+    await Silences(LocalKeys(store)).put(silence("a"), NOW)
+    known = Silences(Slow(store))
+    reading = asyncio.create_task(known.read())
+    await has_seen.wait()
+    changing = asyncio.create_task(known.put(silence("b"), NOW))
+    await asyncio.wait({changing}, timeout=0.3)  # which may have to wait for the reading
+    may_end.set()
+    await asyncio.gather(reading, changing)
+    assert names(known) == ["a", "b"]
 
 
 async def test_there_are_at_most_so_many(

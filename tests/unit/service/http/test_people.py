@@ -100,7 +100,9 @@ def test_silences(plain: Client) -> None:
     assert plain.send("DELETE", f"{SILENCES}/{of_job.json['id']}").json == of_job.json
     assert plain.post(f"{ONE}/silence", {"until": None}).json.get("silenced_until") is None
     assert [one["id"] for one in plain.get(SILENCES).json["silences"]] == [of_node.json["id"]]
-    assert plain.send("DELETE", f"{SILENCES}/train").status == 404
+    for no_id in ("train", ""):
+        assert plain.send("DELETE", f"{SILENCES}/{no_id}").status == 404
+    assert [one["id"] for one in plain.get(SILENCES).json["silences"]] == [of_node.json["id"]]
 
 
 def test_too_many_silences(plain: Client, monkeypatch: pytest.MonkeyPatch) -> None:
