@@ -137,11 +137,8 @@ class Silences:
         ended: list[Silence] = []
 
         def remove(known: Known) -> None:
-            ended[:] = [
-                one
-                for one in known.values()
-                if id == one.id or (one.of is Scope.FINDING and id == one.name)
-            ]
+            own = Scope.FINDING, id
+            ended[:] = [one for of, one in known.items() if id == one.id or of == own]
             for one in ended:
                 del known[one.of, one.name]
 

@@ -94,9 +94,7 @@ def test_the_configured_log() -> None:
     """Its parts are those of the rank."""
     addresses = Addresses("/logs/{job}/{rank}-{local_rank}.{node}")
     assert addresses.configured(SAID) == "/logs/j/1-1.n1"
-    assert (
-        addresses.configured(msgspec.structs.replace(SAID, job="a..b")) == "/logs/a..b/1-1.n1"
-    )
+    assert addresses.configured(msgspec.structs.replace(SAID, job="a..b")) == "/logs/a..b/1-1.n1"
     for job in ("../etc", ".."):  # a job names itself
         assert addresses.configured(msgspec.structs.replace(SAID, job=job)) == ""
     with sleeping() as pid:
