@@ -97,7 +97,7 @@ def test_nodes_that_contradict_each_other_are_both_named() -> None:
     assert (opened.change, opened.finding.kind) == (Change.OPENED, Kind.CLOCK_UNSYNCHRONIZED)
     assert opened.finding.suspects == ()
     assert opened.finding.unknown == (0, 1, 2, 3)
-    assert "the clocks of node0 and node1 contradict each other" in opened.finding.summary
+    assert "The clocks of node0 and node1 contradict each other" in opened.finding.summary
     assert "one of the two is wrong: check the time synchronization" in opened.finding.summary
     job.clock_error[2:] = 0
     (closed,) = go_on(job, 40)
@@ -122,7 +122,7 @@ def test_a_node_that_stays_unknown_is_reported() -> None:
     (opened,) = go_on(job, 15)
     assert (opened.change, opened.finding.kind) == (Change.OPENED, Kind.CLOCK_UNSYNCHRONIZED)
     assert opened.finding.unknown == (2, 3)
-    assert "the clock of node1 (ranks 2-3) is not synchronized" in opened.finding.summary
+    assert "The clock of node1 (ranks 2-3) is not synchronized" in opened.finding.summary
     job.attempt.clocks.set([2, 3], 1, 50_000, job.now)
     (closed,) = go_on(job, 5)
     assert closed.finding.close_reason == "the clocks agree again"
