@@ -9,7 +9,7 @@ from itertools import count, pairwise
 
 import pytest
 
-from frd.engine.evidence.answers import Answers
+from frd.engine.evidence.answers import Answer, Answers
 from frd.engine.evidence.questions import (
     LEAST_OFTEN_S,
     MAX_RANKS,
@@ -17,6 +17,7 @@ from frd.engine.evidence.questions import (
     ROUND_S,
     RULES,
     Occasion,
+    Question,
     QuestionKind,
     Questions,
 )
@@ -271,6 +272,30 @@ def test_a_finding_that_an_answer_may_improve(absent: list[int]) -> None:
     known = hanging(*absent, seconds=12)
     assert known.job.only().suspects or not absent
     assert known.job.engine.advance(known.job.now).asking == frozenset()
+
+
+def test_the_children_of_a_suspect_may_improve_its_finding() -> None:
+    """The suspect has given its own stack early; the stacks of its loader workers, which are asked
+    when the finding opens, say what it waits for."""
+    asked, held = running(), list[Question]()
+    all_of = asked.answers
+
+    def answers(of: Question) -> list[Answer]:
+        if of.occasion is Occasion.OPENED:
+            held.append(of)
+            return []
+        return all_of(of)
+
+    asked.answers = answers  # type: ignore[method-assign]
+    asked.texts = {2: stack_text("")}
+    asked.job.join("dp", [0, 1, 3], 1)
+    asked.run(12)
+    finding = asked.job.only()
+    assert finding.suspects[0].stack
+    assert asked.job.engine.advance(asked.job.now).asking == {finding.id}
+    for answer in all_of(held[0]):
+        asked.job.engine.answer(answer, asked.job.now)
+    assert asked.job.engine.advance(asked.job.now).asking == frozenset()
 
 
 def test_a_finding_that_opens_before_another_detector_fails() -> None:
