@@ -35,6 +35,7 @@ MAX_RANKS: Final = 1 << 16
 MAX_GROUPS: Final = 1 << 18
 MAX_SIGNATURES: Final = 1 << 16
 MAX_SERIES: Final = 1 << 16
+_TEXTS_OF_ADDRESS: Final = [field.name for field in fields(Address) if field.name != "pid"]
 _LARGE: Final = 64
 """Groups of so many ranks are kept for the other streams that will declare them."""
 
@@ -155,8 +156,7 @@ class Declarations:
 
 
 def _address(m: pb.Address) -> Address:
-    names = [field.name for field in fields(Address) if field.name != "pid"]
-    return Address(m.pid, **texts_of("declare.ranks.address", m, *names))
+    return Address(m.pid, **texts_of("declare.ranks.address", m, *_TEXTS_OF_ADDRESS))
 
 
 def _group_info(name: str, desc: str, runs: bytes) -> GroupInfo:

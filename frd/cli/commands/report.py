@@ -17,7 +17,7 @@ from frd.address import finding_page
 from frd.cli.client import Client
 from frd.cli.commands.findings.one import ID, find
 from frd.cli.options import FILE, service_options
-from frd.cli.screens.finding_panel import ranks_text
+from frd.cli.screens.finding_panel import moment, ranks_text
 from frd.forms import REASONS
 from frd.model import Reason
 from frd.store.new_path import check_new, new_path
@@ -103,16 +103,12 @@ def _history(finding: Mapping[str, Any]) -> Iterator[str]:
         ("closed_at", f"closed: {_text(finding.get('close_reason', ''))}"),
     ):
         if at := finding.get(key):
-            yield f"- {_utc(at)}: {words}"
+            yield f"- {moment(at)}: {words}"
     for note in finding.get("notes", ()):
-        yield f"- {_utc(note['written_at'])}: {_text(note['by'])}: {_text(note['text'])}"
+        yield f"- {moment(note['written_at'])}: {_text(note['by'])}: {_text(note['text'])}"
     for key, words in (("assigned_to", "assigned to"), ("ended_by", "the job:")):
         if value := finding.get(key):
             yield f"- {words} {_text(value)}"
-
-
-def _utc(at: str) -> str:
-    return f"{at[:10]} {at[11:19]} UTC"
 
 
 def _text(text: str) -> str:

@@ -169,7 +169,7 @@ def _people(finding: Mapping[str, Any], whole: bool) -> str:
         parts.append(f"assigned to {to}")
     if until := finding.get("silenced_until"):
         by = finding.get("silenced_by", "")
-        parts.append(f"silenced until {_moment(datetime.fromisoformat(until))} by {by}")
+        parts.append(f"silenced until {moment(until)} by {by}")
     notes = finding.get("notes", ())
     shown = [f"{note['by']}: {note['text']}" for note in (notes if whole else notes[-1:])]
     return plain("; ".join([*parts, *shown]))
@@ -235,7 +235,7 @@ def _groups(labels: Sequence[str], most: int) -> str:
 def _when(finding: Mapping[str, Any]) -> str:
     """``opened 2026-11-20 10:00:00 UTC, critical after 1 min, closed after 2 h 5 min``."""
     opened = datetime.fromisoformat(finding["opened_at"])
-    text = f"opened {_moment(opened)}"
+    text = f"opened {moment(finding['opened_at'])}"
     for key, word in (("critical_at", "critical"), ("closed_at", "closed")):
         if finding.get(key):
             after_s = (datetime.fromisoformat(finding[key]) - opened).total_seconds()
@@ -243,5 +243,6 @@ def _when(finding: Mapping[str, Any]) -> str:
     return text
 
 
-def _moment(at: datetime) -> str:
-    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
+def moment(at: str) -> str:
+    """``2026-11-20 10:00:00 UTC``, of a time of the API."""
+    return f"{at[:10]} {at[11:19]} UTC"

@@ -268,9 +268,8 @@ class Questions:
         for question, left in self._open.values():
             is_wait = question.rule.kind is QuestionKind.INSPECTION
             for one in finding.suspects:
-                shown = one.waits_for if is_wait else one.doing or one.workers or one.stack
-                if not is_wait and one.rank in question.children_of:
-                    shown = one.doing or one.workers
+                stack = one.stack if one.rank not in question.children_of else ()
+                shown = one.waits_for if is_wait else one.doing or one.workers or stack
                 if one.rank in left and not shown:
                     return True
             if left and not finding.suspects and question.finding == finding.id:
