@@ -24,7 +24,7 @@ from frd.engine.history.recent_entries import RecentEntries
 from frd.engine.matching.clock_hints import ClockHint
 from frd.engine.matching.collectives import Collectives
 from frd.engine.matching.usual_waits import GroupKind, LongWait
-from frd.engine.memory import Memory
+from frd.engine.memory.attempt_memory import Memory
 from frd.engine.policy import Policy
 from frd.engine.room import (
     OF_ATTEMPT,

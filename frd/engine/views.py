@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from frd.engine.memory.rises import Rise
 from frd.model import (
     AlignedNs,
     AttemptKey,
@@ -145,6 +146,8 @@ class MemoryView:
     """(S,) the time of the first known value of `recent`, aligned ns."""
     last_at: Int64s = field(default_factory=_no_bytes)
     """(S,) that of the last one; those between are evenly apart, nearly."""
+    rises: Sequence[Rise] = ()
+    """Those of the last minutes, alarming or not, by onset; at most 16."""
 
 
 @dataclass(frozen=True, slots=True)

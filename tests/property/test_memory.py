@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from frd.engine.memory import Memory
+from frd.engine.memory.attempt_memory import Memory
 from frd.engine.policy import Policy
 from frd.model import Confidence, Float64s, Int32s, Int64s, MemoryColumns, SeriesInfo, SeriesKind
 from tests.world.memory import EPOCH, GIB, MIB, History, S, at, last_of_each

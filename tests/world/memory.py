@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from frd.engine.memory import Memory
+from frd.engine.memory.attempt_memory import Memory
 from frd.engine.memory.incident import MemoryIncident
 from frd.engine.policy import Policy
 from frd.model import (

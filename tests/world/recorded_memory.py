@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from frd.engine.memory.rise import Attribution
+from frd.engine.memory.rises import Attribution
 from frd.model import Confidence, SeriesKind
 from frd.offline.memory.analysis import MemoryAnalysis
 from frd.offline.memory.rises.rise import Rise, RiseSuspect

@@ -5,7 +5,3 @@ Entry point: `attempt_memory.Memory`. Samples wait in `inbox` until a tick. `ser
 and `leaks` decide which of the few that rise are incidents; an `incident` is what must be
 remembered of them. `detector` and `text` turn incidents into claims.
 """
-
-from frd.engine.memory.attempt_memory import Memory
-
-__all__ = ["Memory"]

@@ -9,28 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import numpy as np
 
 from frd.engine.memory.baseline import SECOND
+from frd.engine.memory.rises import Attribution
 from frd.engine.memory.series import KINDS, Series
 from frd.model import AlignedNs, MemoryEvent, MemoryEventKind, SeriesKind
-
-
-class Attribution(StrEnum):
-    """Whose memory a rise is."""
-
-    ALLOCATOR = "torch's allocator"
-    DRIVER = "NCCL or the driver"
-    """The process's, beyond what torch's allocator holds."""
-    PROCESS = "the rank's process"
-    """How much of it belongs to torch is unknown."""
-    OUTSIDE = "NCCL, the driver or another process"
-    """Not torch's; what the rank's process uses is unknown."""
-    UNKNOWN = "unknown"
-    """Only the sum over the device is known."""
-    HOST = "host memory of the rank"
 
 
 @dataclass(frozen=True, slots=True)

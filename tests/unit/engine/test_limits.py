@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from frd.engine.engine import Engine
-from frd.engine.memory import Memory
+from frd.engine.memory.attempt_memory import Memory
 from frd.engine.policy import Policy
 from frd.model import (
     AlignedNs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from frd.engine.memory.rise import Attribution
+from frd.engine.memory.rises import Attribution
 from frd.forms import utc_text
 from frd.model import Confidence, SeriesKind
 from frd.offline.phases.answer import PhaseAnswer

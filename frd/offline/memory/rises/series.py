@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory.rise import Attribution
+from frd.engine.memory.rises import Attribution
 from frd.model import Int64s, SeriesKind
 from frd.offline.memory.feed import Lane, device_text, series_kinds
 from frd.offline.memory.rises.excursion import Excursion, onset_of

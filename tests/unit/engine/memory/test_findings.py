@@ -9,7 +9,8 @@ import pytest
 
 from frd.engine.engine import Engine
 from frd.engine.memory.incident import MemoryIncident
-from frd.engine.memory.rise import Attribution, MemoryRise
+from frd.engine.memory.rise import MemoryRise
+from frd.engine.memory.rises import Attribution
 from frd.engine.memory.text import duration, effect, evidence, headline, size
 from frd.engine.policy import Policy
 from frd.model import (

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from frd.engine.memory import Memory
+from frd.engine.memory.attempt_memory import Memory
 from frd.engine.memory.incident import MemoryIncident
-from frd.engine.memory.rise import Attribution
+from frd.engine.memory.rises import Attribution
 from frd.engine.policy import Policy
 from frd.model import (
     Confidence,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from frd.engine.memory import Memory
+from frd.engine.memory.attempt_memory import Memory
 from frd.engine.policy import Policy
 from frd.engine.views import MemoryView
 from frd.errors import WireError
