@@ -15,11 +15,12 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory.baseline import BIN_NS, SECOND
 from frd.engine.memory.inbox import Inbox
 from frd.engine.memory.incident import MemoryIncident
 from frd.engine.memory.incidents import Incidents
 from frd.engine.memory.leaks import Leaks
+from frd.engine.memory.levels import SECOND
+from frd.engine.memory.recent import BIN_NS
 from frd.engine.memory.rise import Failure
 from frd.engine.memory.series import HOST_KINDS, KINDS, SHARED_KINDS, Series
 from frd.engine.policy import Policy
@@ -34,7 +35,6 @@ from frd.model import (
     SeriesKind,
 )
 
-_RECENT: Final = 16
 _AHEAD_NS: Final = 10 * SECOND
 """A sample further in the future comes from a clock that was set. If it were accepted, all samples
 until then would count as old. With half of it, samples of a node whose clock is known badly, to a
@@ -47,8 +47,6 @@ class Memory:
     def __init__(self, policy: Policy) -> None:
         self._handles: dict[tuple[SeriesInfo, str], int] = {}
         self._pools: dict[tuple[str, str, int], int] = {}
-        self._near: dict[tuple[int, int], list[int]] = {}
-        """Rows of one rank on one host or device."""
         self._turned_away = 0
         self._series = Series(policy)
         self._inbox = Inbox(self._series)
@@ -96,7 +94,7 @@ class Memory:
         series.rank[row], series.kind[row] = info.rank, KINDS.index(info.kind)
         series.pool[row] = self._pools.setdefault(pool, len(self._pools))
         series.on_host[row], series.shared[row] = on_host, info.kind in SHARED_KINDS
-        rows_nearby = self._near.setdefault((info.rank, int(series.pool[row])), [])
+        rows_nearby = series.near.setdefault((info.rank, int(series.pool[row])), [])
         rows_nearby.append(row)
         kinds = {KINDS[series.kind[other]]: other for other in rows_nearby}
         container = kinds.get(SeriesKind.CGROUP_USED if on_host else SeriesKind.DEVICE_USED)
@@ -170,8 +168,8 @@ class Memory:
         if rows != len(self._order):
             self._order = np.argsort(series.rank[:rows], kind="stable")
             self._ordered = tuple(series.infos[row] for row in self._order.tolist())
-        recent = series.recent(self._order, _RECENT)
-        first, last = series.span(self._order, recent)
+        recent = series.recent.values(self._order)
+        first, last = series.recent.span(self._order)
         return MemoryView(
             series=self._ordered,
             used=series.value[self._order],

@@ -13,9 +13,10 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory.baseline import BATCH_NS, BIN_NS
+from frd.engine.memory.levels import WINDOW_NS
+from frd.engine.memory.recent import BIN_NS
 from frd.engine.memory.rise import MemoryRise
-from frd.engine.memory.series import Series
+from frd.engine.memory.series import BATCH_NS, Series
 from frd.model import Bools, Confidence, Int64s, Kind
 
 RAN_OUT: Final = "memory ran out"
@@ -101,7 +102,6 @@ class Coverage:
         self.first: Int64s = series.first[row]
         self.newest: Int64s = series.end[row]
         self.highest_band = 0
-        self._link_ns = series.link_ns
         if len(row):
             self.highest_band = int(series.band_height(row).max())
             self.first = np.minimum.reduceat(self.first, start)
@@ -113,7 +113,7 @@ class Coverage:
 
     def is_alive(self, at: int) -> Bools:
         """There are samples of the rank that an incident at that time could use."""
-        return self.newest >= at - self._link_ns
+        return self.newest >= at - WINDOW_NS
 
     def saw(self, limit: int) -> Bools:
         """There are samples of the rank for long enough before, and since."""

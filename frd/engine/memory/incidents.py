@@ -18,8 +18,8 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory.baseline import BATCH_NS, BIN_NS, REVEALED_NS, SECOND
 from frd.engine.memory.incident import RAN_OUT, Coverage, MemoryIncident
+from frd.engine.memory.levels import SECOND, WINDOW_NS
 from frd.engine.memory.onset import (
     NEARLY_ALL,
     Rises,
@@ -29,8 +29,9 @@ from frd.engine.memory.onset import (
     matters,
     with_failures,
 )
+from frd.engine.memory.recent import BIN_NS
 from frd.engine.memory.rise import Failure, MemoryRise, failed_rise, rise_of
-from frd.engine.memory.series import Series
+from frd.engine.memory.series import BATCH_NS, REVEALED_NS, Series
 from frd.model import AlignedNs, Int64s, Kind
 
 _HIDDEN_PART: Final = 16
@@ -141,7 +142,7 @@ class Incidents:
         return incident
 
     def _is_leak(self, rise: MemoryRise) -> bool:
-        slow = rise.took_s >= self._series.policy.memory_link_s
+        slow = rise.took_s >= WINDOW_NS / SECOND
         at_this_rate, risen = rise.bytes_per_s * rise.took_s, rise.risen_bytes
         return slow and risen / _STEADY_FACTOR <= at_this_rate <= risen * _STEADY_FACTOR
 
@@ -184,11 +185,10 @@ class Incidents:
 
     def _update_incident(self, incident: MemoryIncident, rises: Rises) -> None:
         """Add ranks that rise now; drop unknown ranks whose new samples show no earlier rise."""
-        link_ns = self._series.link_ns
-        free = (rises.incident == 0) & rises.visible & (rises.lo <= incident.last + link_ns)
+        free = (rises.incident == 0) & rises.visible & (rises.lo <= incident.last + WINDOW_NS)
         early = rises.lo <= incident.limit
         lead = max((rise.risen_bytes for rise in incident.rises.values()), default=0)
-        can_be_cause = matters(rises, lead) & (rises.hi >= incident.limit - link_ns)
+        can_be_cause = matters(rises, lead) & (rises.hi >= incident.limit - WINDOW_NS)
         self._add_first_ranks(incident, rises, np.flatnonzero(free & early & can_be_cause), {})
         self._add_victims(incident, rises, np.flatnonzero(free & ~early))
         covered = Coverage(self._series, incident.on_host)
@@ -222,8 +222,7 @@ class Incidents:
             return f"no allocation has failed for {self._series.policy.memory_settle_s:.0f} s"
         if bool((series.value[rows] < 0).all()):
             return "its processes were replaced"
-        settled = series.high[rows] + series.visible[rows] >= series.grown_to[rows]
-        if settled.any():
+        if (series.back[rows] == 0).any():
             return f"memory has not changed for {self._series.policy.memory_settle_s:.0f} s"
         return "memory fell back"
 
@@ -246,7 +245,7 @@ class Incidents:
         related = [
             incident
             for incident in (*self._on_side(side), *self._on_side(side._replace(of_others=True)))
-            if at <= incident.last + self._series.link_ns or incident.rows.keys() & by_rank.keys()
+            if at <= incident.last + WINDOW_NS or incident.rows.keys() & by_rank.keys()
         ]
         incident = next((one for one in related if one.kind is Kind.OOM), None)
         if incident is None:

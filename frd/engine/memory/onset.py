@@ -16,8 +16,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from frd.engine.memory.baseline import BATCH_NS, BIN_NS, REVEALED_NS, SECOND
-from frd.engine.memory.series import Series
+from frd.engine.memory.levels import SECOND, WINDOW_NS
+from frd.engine.memory.recent import BIN_NS
+from frd.engine.memory.series import BATCH_NS, REVEALED_NS, Series
 from frd.engine.policy import Policy
 from frd.model import Bools, Int32s, Int64s
 
@@ -75,9 +76,9 @@ def current_rises(series: Series, side: Side, policy: Policy) -> Rises:
     n = series.count
     row = np.flatnonzero(series.rising[:n] & (series.on_host[:n] == side.on_host))
     row = row[series.is_others(row) == side.of_others]
-    unexplained = 2 * series.taken_by_others(row) > series.peak[row] - series.high[row]
+    unexplained = 2 * series.taken_by_others(row) > series.peak[row] - series.base[row]
     row = row[unexplained | ~series.shared[row]]
-    lo, hi = series.onset(row)
+    lo, hi = series.lo[row], series.hi[row]
     order = np.lexsort((hi, series.rank[row]))
     row, lo, hi = row[order], lo[order], hi[order]
     is_due = series.runs_out(row, series.headroom(row)) | (not side.of_others)
@@ -87,15 +88,13 @@ def current_rises(series: Series, side: Side, policy: Policy) -> Rises:
     first_row = row[start]
     if not len(row):
         start = np.zeros(0, np.int64)
-    now, risen = series.end[row], series.peak[row] - series.high[row]
+    now, risen = series.end[row], series.peak[row] - series.base[row]
     grown_ns = now - series.grown_at[row]
     goes_on = (grown_ns <= BIN_NS) & (series.grown_at[row] > hi) | (now - hi <= BATCH_NS)
     mean = risen / np.maximum(now - series.lo[row], 1) * SECOND
     urgent = goes_on & (series.headroom(row) <= _URGENT * policy.memory_horizon_s * mean)
     visible = risen >= series.visible[row]
-    visible &= (series.twice_at[row] > 0) | (
-        series.reportable_at[row] > 0
-    )  # else its onset may move
+    visible &= series.ready_at[row] > 0  # else its onset may move
     return Rises(
         rank=rank[start],
         row=first_row,
@@ -144,8 +143,9 @@ def with_failures(
 
 def linked(rises: Rises, trigger: int, policy: Policy) -> Int64s:
     """Places of the rises that belong to one incident with the rise at `trigger`."""
-    link_ns = round(policy.memory_link_s * SECOND)
-    nearby = (rises.hi >= rises.lo[trigger] - link_ns) & (rises.lo <= rises.hi[trigger] + link_ns)
+    nearby = (rises.hi >= rises.lo[trigger] - WINDOW_NS) & (
+        rises.lo <= rises.hi[trigger] + WINDOW_NS
+    )
     nearby[trigger] = True
     return np.flatnonzero(nearby)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from frd.engine.memory.baseline import SECOND
+from frd.engine.memory.levels import SECOND
 from frd.engine.memory.rises import Attribution
 from frd.engine.memory.series import KINDS, Series
 from frd.model import AlignedNs, MemoryEvent, MemoryEventKind, SeriesKind
@@ -80,7 +80,7 @@ def rise_of(
         rank=int(series.rank[row]),
         device=series.infos[row].device,
         onset=onset,
-        risen_bytes=int(series.peak[row] - series.high[row]),
+        risen_bytes=int(series.peak[row] - series.base[row]),
         took_s=float(series.end[row] - began_at) / SECOND,
         bytes_per_s=float(series.rate[row]),
         at=int(series.end[row]),

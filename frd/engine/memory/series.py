@@ -1,47 +1,52 @@
-"""Memory series as columns: what is usual of each, and which of them rise above it.
+"""Memory series as columns: samples come in, rises and their figures go out.
 
 There are thousands of series with ten samples a second each, so all work is done in whole columns.
-A series that stays within its *band* costs a few comparisons; only series that leave it are
-followed sample by sample.
+A batch within the band of its series costs a few comparisons; only the others are followed sample
+by sample (`frd.engine.memory.excursions`). What is usual of a series is in
+`frd.engine.memory.levels`.
 
-The band of a series ends at its usual highest level (`frd.engine.memory.baseline`) plus some slack,
-a share of how much the series usually moves, so that the saw-tooth of training steps, and samples
-that hit its peak by chance, stay inside.
-
-A series *rises* from the moment it leaves its band until it has fallen back for longer than it
-usually dips, or has stood still for so long that the new level is its usual one. The onset of the
-rise is an interval: not before the last sample within the band, less the time that a gentle slope
-needs to cross the band, which is measured on the next stretch of the same height; and not after the
-first sample beyond it. Only the past is used, so what was reported about a rise stays true.
+A *rise* is an excursion that could be trusted, and those that go on from its level: its steps may
+be a minute apart. Its onset is an interval: not before the last usual sample, less the time that a
+gentle slope needs to cross the band, which is measured on the next stretch of the same height, or
+for which a slope would have been hidden in the usual range; and not after the first sample beyond
+the band. It is over when the series falls back, or its level has lasted. Only the past is used, so
+what was reported about a rise stays true.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from frd.engine.memory.baseline import BATCH_NS, BIN_NS, MOST, REVEALED_NS, SECOND, Bins
+from frd.engine.memory.excursions import CLEAR, QUARTER, Excursions, Level, Step
+from frd.engine.memory.levels import ENOUGH, LASTING, MOST, NOISE, SECOND, WINDOW_NS, Levels
+from frd.engine.memory.rank_rise import FOREVER, RankRise
+from frd.engine.memory.recent import Recent
 from frd.engine.memory.trend import Trend
 from frd.engine.policy import Policy
 from frd.engine.state.tables import GrowingColumns, column
 from frd.model import Bools, Float64s, Int32s, Int64s, MemoryColumns, SeriesInfo, SeriesKind
 
-_SLACK: Final = 0.5
-"""Share of what a series usually moves,"""
-_SLACK_BINS: Final = 1
-"""and this much more while there are few bins to judge by."""
-_SLACK_OF_MIN: Final = 64
-"""The least slack, as a part of the least rise: what drivers and interpreters do by themselves."""
-_DIP_GAPS: Final = 2.5
-"""Samples so far apart that a dip shorter than this would be a single one."""
-_GENTLE: Final = 2
-"""A slope that steepens takes longer through the band than through the same height beyond it."""
-_SMALL_SHARE: Final = 1 / 200
-_SMALL_BYTES: Final = 1 << 30
-_GROWTH_PARTS: Final = 8
-"""Part of a visible rise that counts as going on."""
+BATCH_NS: Final = SECOND // 2
+"""What happens within a batch of samples happens at one time: a rate is measured from batch to
+batch, and samples of other ranks for the same time are waited for this long. In half of it the
+noise of few samples is taken for a rate; in twice as much a jump has a rate, and is taken for a
+rise that goes on."""
+REVEALED_NS: Final = 5 * SECOND
+"""How long a rise may look smaller than it is, because a usual movement hides it or it climbs in
+steps. All ranks begin a phase of the program (an evaluation) within this."""
+SETTLED_NS: Final = 300 * SECOND
+"""A rise that a finding reports is over when its level has lasted for this long."""
+LARGE: Final = 0.05
+"""A rise that alarms takes this share of the capacity, or what was left,"""
+HIGH: Final = 0.9
+"""and reaches this share of the capacity, or will exhaust it within `WINDOW_NS`."""
+SMALL_BYTES: Final = 1 << 30
+_VISIBLE: Final = 1 / 200
+"""A rise that says something is this share of a capacity, but never need be more than a GiB."""
 
 KINDS: Final = tuple(SeriesKind)
 HOST_KINDS: Final = frozenset({SeriesKind.HOST_USED, SeriesKind.CGROUP_USED})
@@ -85,35 +90,38 @@ class Series(GrowingColumns):
     top: Int64s = column(np.int64, -1)
     """The highest of the last batch."""
     known: Bools = column(np.bool_)
-    """There were enough samples for what follows."""
+    """There were samples for what follows."""
     low: Int64s = column(np.int64)
     high: Int64s = column(np.int64)
-    slack: Int64s = column(np.int64)
-    dip: Int64s = column(np.int64, BIN_NS)
-    """How long it usually stays below the middle."""
-    bin_begin: Int64s = column(np.int64)
-    bin_low: Int64s = column(np.int64, MOST)
-    bin_high: Int64s = column(np.int64, -1)
-    bin_count: Int32s = column(np.int32)
-    bin_odd: Bools = column(np.bool_)
-    """It was above the band meanwhile."""
+    band: Int64s = column(np.int64)
+    dip: Int64s = column(np.int64)
+    """How many samples it usually stays low."""
+    former: Int64s = column(np.int64, -1)
+    """The highest of a level that it has left lately."""
     below: Int64s = column(np.int64)
-    """Begin of the last sample within the band."""
+    """Begin of the last sample within the band,"""
+    low_at: Int64s = column(np.int64)
+    """and of the last one near the usual low."""
     rising: Bools = column(np.bool_)
+    base: Int64s = column(np.int64)
+    """The highest usual level before the rise."""
+    rest: Int64s = column(np.int64)
+    """It has fallen back when it is no higher than this, or than a quarter of its height."""
     lo: Int64s = column(np.int64)
     hi: Int64s = column(np.int64)
-    """End of the first sample beyond the band."""
-    twice_at: Int64s = column(np.int64)
-    """End of the first sample beyond the band and its height again; 0 not yet."""
-    up_at: Int64s = column(np.int64)
-    """End of the last sample that was not a dip."""
+    ready_at: Int64s = column(np.int64)
+    """When the rise could be trusted."""
     peak: Int64s = column(np.int64)
+    back: Int64s = column(np.int64)
+    """Samples for which it has been no higher than `rest`."""
+    back_at: Int64s = column(np.int64)
     grown_to: Int64s = column(np.int64)
     grown_at: Int64s = column(np.int64)
     """When it last grew by enough to say that it grows."""
     paced_at: Int64s = column(np.int64, 0, 3)
     paced: Int64s = column(np.int64, 0, 3)
     """The peak when its pace was last measured, and the two times before."""
+    pace: Float64s = column(np.float64)
     rate: Float64s = column(np.float64)
     """Bytes a second, lately and steadily; a jump has none."""
     reportable_at: Int64s = column(np.int64)
@@ -131,34 +139,42 @@ class Series(GrowingColumns):
         self.policy = policy
         self.infos: list[SeriesInfo] = []
         """By row."""
-        self.bins = Bins()
+        self.levels = Levels()
+        self.excursions = Excursions()
+        self.recent = Recent()
         self.trend = Trend(policy.memory_leak_window_s)
+        self.rises: list[RankRise] = []
+        """New ones since they were last taken."""
+        self._open: dict[int, RankRise] = {}
+        """By row, of those that are out."""
+        self._parts: dict[int, list[RankRise]] = {}
+        """By row, the parts of its rise."""
+        self.near: dict[tuple[int, int], list[int]] = {}
+        """Rows of one rank on one host or device."""
 
     def adopt(self, policy: Policy) -> None:
-        if policy.memory_leak_window_s != self.policy.memory_leak_window_s:
-            self.trend = Trend(policy.memory_leak_window_s)
-            self.trend.reserve(self.count)
         self.policy = policy
-
-    @property
-    def link_ns(self) -> int:
-        """Ranks whose memory begins to rise within this long of each other are one incident."""
-        return round(self.policy.memory_link_s * SECOND)
 
     @property
     def _warmup_ns(self) -> int:
         return round(self.policy.memory_warmup_s * SECOND)
 
+    @property
+    def _noise(self) -> int:
+        return self.policy.memory_min_rise_bytes // NOISE
+
     def reserve(self, count: int) -> None:
         super().reserve(count)
-        self.bins.reserve(count)
-        self.trend.reserve(count)
+        for part in (self.levels, self.excursions, self.recent, self.trend):
+            part.reserve(count)
 
     def forget(self, row: Int64s) -> None:
         """Drop all samples of these rows; the series stay declared."""
+        self._end(row[self.excursions.out[row]], self.end[row[self.excursions.out[row]]])
+        self._close(row)
         self.clear_rows(row, keep=_KEPT)
-        self.bins.clear_rows(row)
-        self.trend.clear_rows(row)
+        for part in (self.levels, self.excursions, self.recent, self.trend):
+            part.clear_rows(row)
 
     # -- samples -----------------------------------------------------------------------------
 
@@ -176,132 +192,306 @@ class Series(GrowingColumns):
         first, last = has.argmax(axis=1), moments - 1 - has[:, ::-1].argmax(axis=1)
         first_begin, last_begin, last_end = begin[at, first], begin[at, last], end[at, last]
         is_new = self.first[row] == 0
-        if is_new.any():
-            self.first[row[is_new]] = self.bin_begin[row[is_new]] = first_begin[is_new]
-        self.gap[row] = np.where(is_new, self.gap[row], (last_begin - self.begin[row]) // count)
-        full = first_begin - self.bin_begin[row] >= BIN_NS
-        if full.any():
-            self._complete_bins(row[full], first_begin[full])
+        self.first[row[is_new]] = first_begin[is_new]
+        gap = (last_begin - np.where(is_new, first_begin, self.begin[row])) // count
+        self.gap[row] = np.where(is_new & (count == 1), self.gap[row], gap)
         self._set_capacity(row, columns.capacity)
         top = values.max(axis=1)
+        low = np.where(has, values, MOST).min(axis=1)
         self.begin[row], self.end[row] = last_begin, last_end
         self.value[row], self.top[row] = values[at, last], top
-        outside = self.rising[row] | (top > self.high[row] + self.slack[row])
-        outside &= self.known[row] & self.watched[row]
-        self.below[row[~outside]] = last_begin[~outside]
-        if outside.any():
-            out = row[outside]
-            self.bin_odd[out] = True
-            self._follow(out, begin[outside], end[outside], values[outside])
-            self._judge(out)
-        low = np.where(has, values, MOST).min(axis=1)
-        self.bin_low[row] = np.minimum(self.bin_low[row], low)
-        self.bin_high[row] = np.maximum(self.bin_high[row], top)
-        self.bin_count[row] += count.astype(np.int32)
+        self.trend.add(*self.recent.add(row, first_begin, low, top))
+        is_calm = self._is_calm(row, low, top, count)
+        calm = row[is_calm]
+        if len(calm):
+            near_low = has[is_calm] & (values[is_calm] <= self._near_low(calm)[:, None])
+            was_low = near_low.any(axis=1)
+            newest = moments - 1 - near_low[:, ::-1].argmax(axis=1)
+            lows = begin[is_calm][np.arange(len(calm)), newest]
+            self.low_at[calm[was_low]] = lows[was_low]
+            self.below[calm] = last_begin[is_calm]
+            self.levels.add(calm, low[is_calm], top[is_calm], count[is_calm])
+        if len(calm) < n:
+            rows, begin, end, values = (one[~is_calm] for one in (row, begin, end, values))
+            for b, e, v in zip(begin.T, end.T, values.T, strict=True):
+                is_sample = v >= 0
+                self._moment(rows[is_sample], b[is_sample], e[is_sample], v[is_sample])
+        rising = row[self.rising[row]]
+        if len(rising):
+            self._judge(rising)
+
+    def _is_calm(self, row: Int64s, low: Int64s, top: Int64s, count: Int64s) -> Bools:
+        """Nothing of these series needs to be followed sample by sample."""
+        calm = self.known[row] & (top <= self.band[row]) & ~self.excursions.out[row]
+        rising = self.rising[row]
+        if rising.any():
+            calm &= ~rising | ((low > self._floor(row)) & (self.back[row] == 0))
+        levels = self.levels
+        return calm & (levels.open_samples[row] + count < levels.span[row])
+
+    def _near_low(self, row: Int64s) -> Int64s:
+        low: Int64s = self.low[row] + (self.band[row] - self.low[row]) // CLEAR
+        return low
+
+    def _floor(self, row: Int64s) -> Int64s:
+        """A rise that is no higher has fallen back."""
+        base = self.base[row]
+        return np.maximum(self.rest[row], base + (self.peak[row] - base) // QUARTER)
 
     def _set_capacity(self, row: Int64s, capacity: Int64s) -> None:
         changed = self.capacity[row] != capacity
         changed |= self.visible[row] == 0
         if changed.any():
             row, capacity = row[changed], capacity[changed]
-            share = min(_SMALL_SHARE, self.policy.memory_min_rise_share)
-            small = np.minimum((capacity * share).astype(np.int64), _SMALL_BYTES)
+            small = np.minimum((capacity * _VISIBLE).astype(np.int64), SMALL_BYTES)
             self.capacity[row] = capacity
             self.visible[row] = np.maximum(small, self.policy.memory_min_rise_bytes)
 
-    def _follow(self, row: Int64s, begin: Int64s, end: Int64s, values: Int64s) -> None:
-        """Sample by sample, all these series together: where rises begin, continue and end."""
-        high, visible = self.high[row], self.visible[row]
-        band = high + self.slack[row]
-        twice_band = 2 * band - self.low[row]
-        patience = np.maximum(self.dip[row], (_DIP_GAPS * self.gap[row]).astype(np.int64))
-        rising, lo, hi, twice = self.rising[row], self.lo[row], self.hi[row], self.twice_at[row]
-        peak, up_at, below = self.peak[row], self.up_at[row], self.below[row]
-        paced = np.zeros(len(row), np.bool_)
-        for b, e, v in zip(begin.T, end.T, values.T, strict=True):
-            above = v > band
-            begins = above & ~rising
-            if begins.any():
-                rising |= begins
-                lo[begins], hi[begins], twice[begins] = below[begins], e[begins], 0
-                peak[begins] = v[begins]
-                self._begin_rise(row[begins], e[begins], v[begins])
-            np.maximum(peak, v, out=peak, where=rising)
-            np.copyto(twice, e, where=(v > twice_band) & (twice == 0) & rising)
-            floor = np.where(
-                peak - high < visible, band, np.maximum(band, high + (peak - high) // 4)
-            )
-            is_up = v > floor
-            np.copyto(up_at, e, where=is_up)
-            np.copyto(below, b, where=(v >= 0) & ~above)
-            over = rising & (v >= 0) & ~is_up & (b - up_at > patience)
-            if over.any():
-                rising &= ~over
-                self._end_rise(row[over], (peak - high < visible)[over], lo[over])
-            self._measure_rates(row, e, peak, rising, paced)
-        self.rising[row], self.lo[row], self.hi[row], self.twice_at[row] = rising, lo, hi, twice
-        self.peak[row], self.up_at[row], self.below[row] = peak, up_at, below
+    def _moment(self, row: Int64s, begin: Int64s, end: Int64s, value: Int64s) -> None:
+        """One sample of each of these series."""
+        out = self.excursions.out[row]
+        beyond = ~out & self.known[row] & (value > self.band[row])
+        if beyond.any():
+            self._begin_excursions(row[beyond], end[beyond])
+        usual = ~out & ~beyond
+        if usual.any():
+            self._usual(row[usual], begin[usual], value[usual])
+        rising = self.rising[row]
+        if rising.any():
+            self._follow(row[rising], end[rising], value[rising])
+        if not usual.all():
+            is_out = self.excursions.out[row]
+            row, begin, end = row[is_out], begin[is_out], end[is_out]
+            self._took(row, end, self.excursions.step(row, begin, end, value[is_out]))
 
-    def _begin_rise(self, row: Int64s, at: Int64s, value: Int64s) -> None:
-        self.grown_to[row], self.grown_at[row] = value, at
-        self.paced_at[row] = 0
-        self.paced_at[row, 0], self.paced[row, 0] = at, value
+    def _usual(self, row: Int64s, begin: Int64s, value: Int64s) -> None:
+        self.below[row] = begin
+        is_low = ~self.known[row] | (value <= self._near_low(row))
+        self.low_at[row[is_low]] = begin[is_low]
+        self.levels.add(row, value, value, np.ones(len(row), np.int64))
+        self._learn(self.levels.full(row))
+
+    def _learn(self, row: Int64s) -> None:
+        """The open cells of these series are complete: compute what is usual."""
+        if not len(row):
+            return
+        self.levels.complete(row, self.gap[row])
+        dropped = row[self.known[row] & self.levels.may_have_left(row, self.high[row])]
+        if len(dropped):
+            self.levels.leave(dropped, self.policy.memory_min_rise_bytes, self._noise)
+        self._measure(row)
+        self.known[row] = True
+
+    def _measure(self, row: Int64s) -> None:
+        usual = self.levels.usual(row, self._noise)
+        self.low[row], self.high[row] = usual.low, usual.high
+        self.band[row], self.dip[row] = usual.high + usual.slack, usual.dip
+        self.former[row] = usual.former
+
+    # -- excursions and rises ----------------------------------------------------------------
+
+    def _begin_excursions(self, row: Int64s, end: Int64s) -> None:
+        low, high, band = self.low[row], self.high[row], self.band[row]
+        self.excursions.noise = self._noise
+        self.excursions.least = self.policy.memory_min_rise_bytes
+        calm = self.levels.calm[row]
+        level = Level(calm, low, high, band, self.dip[row], self.former[row])
+        self.excursions.begin(row, level, self.below[row], end)
+        new = ~self.rising[row]
+        if new.any():
+            self._begin_rises(row[new], end[new])
+        for at in row.tolist():
+            self._declare(at)
+
+    def _begin_rises(self, row: Int64s, seen: Int64s) -> None:
+        """The excursions of these series are not parts of earlier rises."""
+        one = self.excursions
+        self.rising[row], self.back[row], self.back_at[row] = True, 0, 0
+        self.base[row] = self.grown_to[row] = self.peak[row] = one.high[row]
+        self.rest[row] = one.band[row]
+        self.lo[row], self.hi[row], self.grown_at[row] = one.lo[row], one.hi[row], seen
+        self.ready_at[row] = self.reportable_at[row] = 0
+        self.incident[row] = self.rate[row] = self.pace[row] = self.paced_at[row] = 0
+        self.paced_at[row, 0], self.paced[row, 0] = seen, one.high[row]
+
+    def _follow(self, row: Int64s, end: Int64s, value: Int64s) -> None:
+        """How high rises are, how fast, and which have fallen back."""
+        peak = self.peak[row] = np.maximum(self.peak[row], value)
+        much = np.maximum(self.visible[row], (peak - self.base[row]) // QUARTER) // CLEAR
+        grows = peak > self.grown_to[row] + much
+        self.grown_to[row[grows]], self.grown_at[row[grows]] = peak[grows], end[grows]
+        self._measure_rates(row, end, peak)
+        is_low = value <= self._floor(row)
+        first_low = is_low & (self.back[row] == 0)
+        self.back_at[row[first_low]] = end[first_low]
+        back = self.back[row] = np.where(is_low, self.back[row] + 1, 0)
+        over = (back >= self.excursions.patience[row]) & (self.ready_at[row] > 0)
+        if over.any():
+            self._fell_back(row[over], end[over], value[over])
+
+    def _fell_back(self, row: Int64s, end: Int64s, value: Int64s) -> None:
+        """These rises are over. What went on for long does not show what is usual."""
+        out = self.excursions.out[row]
+        self._end(row[out], end[out])
+        self._accept(row[out & (self.excursions.samples[row] <= LASTING)])
+        stale = self.high[row] > self._floor(row)
+        if stale.any():  # a level that a rise has reached, and left
+            one, now = row[stale], value[stale]
+            self.levels.restart(one, now, now, self.back[one])
+            self._measure(one)
+        for at, when in _pairs(row, self.back_at[row]):
+            for rise in self._parts.get(at, ()):
+                rise.back = min(rise.back, when)
+        self._close(row)
+
+    def _took(self, row: Int64s, end: Int64s, step: Step) -> None:
+        """What excursions have become."""
+        one = self.excursions
+        for at, when in _pairs(row, end, step.established):
+            self._declare(at)
+            if (rise := self._open.get(at)) is not None:
+                rise.established = min(rise.established, when)
+        self._trust(row[step.ready], end[step.ready])
+        over = step.usual | step.fell | step.settled | step.split
+        self._end(row[over], end[over])
+        self._close(row[step.usual & (self.ready_at[row] == 0)])
+        self.levels.come_back(row[step.returned])
+        self._accept(row[step.usual | (step.fell & (one.samples[row] <= LASTING))])
+        settled = row[step.settled]
+        if len(settled):
+            low, high = one.still_low[settled], one.still_high[settled]
+            self.levels.restart(settled, low, high, one.still[settled])
+            self._measure(settled)
+        if step.split.any():
+            row, end = row[step.split], end[step.split]
+            one.out[row] = True
+            self._close(row)
+            self._begin_rises(row, one.hi[row])
+            self._trust(row, end)
+
+    def _end(self, row: Int64s, end: Int64s) -> None:
+        """The excursions of these series are over."""
+        self.excursions.out[row] = False
+        for at, when in _pairs(row, end):
+            if (rise := self._open.pop(at, None)) is not None:
+                self._update(rise)
+                rise.end = when
+
+    def _accept(self, row: Int64s) -> None:
+        """What the excursions of these series showed is usual."""
+        if len(row):
+            one = self.excursions
+            self.levels.add(row, one.lowest[row], one.top[row], one.samples[row])
+            self._learn(row)
+
+    def _trust(self, row: Int64s, now: Int64s) -> None:
+        """Excursions that are rises now, or parts of them."""
+        if not len(row):
+            return
+        one = self.excursions
+        lo, hi = one.onset(row, self.low_at[row], now), one.hi[row]
+        new = self.ready_at[row] == 0
+        first = row[new]
+        self.ready_at[first], self.lo[first], self.hi[first] = now[new], lo[new], hi[new]
+        certain = one.is_certain(row)
+        for at, when, *onset, is_certain in zip(
+            *(column.tolist() for column in (row, now, lo, hi, certain)), strict=True
+        ):
+            self._declare(at)
+            if (rise := self._open.get(at)) is not None:
+                rise.lo, rise.hi = onset
+                rise.ready, rise.established = when, min(rise.established, when)
+                rise.is_certain = is_certain
+                self._parts.setdefault(at, []).append(rise)
+
+    def _declare(self, row: int) -> None:
+        """Tell the judge of a rise, unless another series of the rank shows it already."""
+        if row in self._open or not self.watched[row]:
+            return
+        rank, one = int(self.rank[row]), self.excursions
+        if self.is_others(np.array([row]))[0]:
+            return
+        for other in self.near.get((rank, int(self.pool[row])), ()):
+            known = self._open.get(other)
+            if known is not None and (known.established < FOREVER or not one.established[row]):
+                return
+        calm = int(one.calm[row])
+        rise = RankRise(
+            rank=rank,
+            row=row,
+            on_host=bool(self.on_host[row]),
+            kind=KINDS[self.kind[row]],
+            device=self.infos[row].device if self.infos else "",
+            lo=int(one.lo[row]) if calm >= ENOUGH else int(self.first[row]),
+            hi=int(one.hi[row]),
+            seen=int(one.hi[row]),
+            grown=int(one.hi[row]),
+            from_start=calm < ENOUGH,
+            began_before=calm < 2,
+            high=int(one.high[row]),
+            peak=int(one.top[row]),
+        )
+        self._open[row] = rise
+        self.rises.append(rise)
+
+    def _close(self, row: Int64s) -> None:
+        """The rises of these series are over."""
+        self.rising[row] = False
         self.reportable_at[row] = self.incident[row] = 0
-        self.rate[row] = 0.0
+        for at in row.tolist():
+            self._parts.pop(at, None)
 
-    def _end_rise(self, row: Int64s, was_small: Bools, lo: Int64s) -> None:
-        """It fell back. What was hardly a rise is usual."""
-        self.reportable_at[row] = self.incident[row] = 0
-        self.bins.accept(row[was_small], lo[was_small])
-        self.bin_odd[row[was_small]] = False
+    def _update(self, rise: RankRise) -> None:
+        one = self.excursions
+        rise.peak, rise.grown = int(one.top[rise.row]), int(one.grown_at[rise.row])
 
-    def _measure_rates(
-        self, row: Int64s, now: Int64s, peak: Int64s, rising: Bools, paced: Bools
-    ) -> None:
+    def take_rises(self) -> list[RankRise]:
+        """The new rises since the last call; all that go on are up to date."""
+        for rise in self._open.values():
+            self._update(rise)
+        found, self.rises = self.rises, []
+        return found
+
+    def _measure_rates(self, row: Int64s, now: Int64s, peak: Int64s) -> None:
         """How fast it rises: the slower of the last half second or so and the second before.
 
-        The fastest of a batch counts (`paced` has had one), for stairs rise now and then only.
+        The faster of two such counts, for stairs rise now and then only.
         """
-        due = rising & (now - self.paced_at[row, 0] >= BATCH_NS)
+        due = now - self.paced_at[row, 0] >= BATCH_NS
         if not due.any():
             return
-        row, now, peak, again = row[due], now[due], peak[due], paced[due]
-        paced |= due
+        row, now, peak = row[due], now[due], peak[due]
         before, was = self.paced_at[row, :2], self.paced[row, :2]
         self.paced_at[row] = np.column_stack((now, before))
         self.paced[row] = np.column_stack((peak, was))
         rates = (peak[:, None] - was) / (now[:, None] - before)
-        rate = np.where(before[:, 1] > 0, rates.min(axis=1), 0.0) * SECOND
-        self.rate[row] = np.where(again, np.maximum(rate, self.rate[row]), rate)
+        pace = np.where(before[:, 1] > 0, rates.min(axis=1), 0.0) * SECOND
+        self.rate[row], self.pace[row] = np.maximum(pace, self.pace[row]), pace
 
     # -- what has become of rises ------------------------------------------------------------
 
     def _judge(self, row: Int64s) -> None:
-        """Which of these rises are worth a finding, and which have found their level."""
+        """Which of these rises alarm, and which have found their level."""
         policy = self.policy
-        row = row[self.rising[row]]
-        enough = np.maximum(self.visible[row], (self.peak[row] - self.high[row]) // 4)
-        grows = self.peak[row] > self.grown_to[row] + enough // _GROWTH_PARTS
-        self.grown_to[row[grows]] = self.peak[row[grows]]
-        self.grown_at[row[grows]] = self.end[row[grows]]
         young = self.is_young(row)
         risen, left, capacity = self.risen(row), self.headroom(row), self.capacity_of(row)
         around = self.container[row].astype(np.int64)  # what others take there is not the rank's
         left += self.taken_by_others(around) * (self.is_others(around) & (around != row))
-        large = risen >= policy.memory_min_rise_share * capacity
-        large |= risen >= left
+        large = (risen >= LARGE * capacity) | (risen >= left)
         large &= (risen >= policy.memory_min_rise_bytes) & (capacity > 0)
-        high = capacity - left >= policy.memory_high_share * capacity
-        large &= high | self.runs_out(row, left)
+        large &= (capacity - left >= HIGH * capacity) | self.runs_out(row, left)
+        large &= self.ready_at[row] > 0
         reportable = row[large & ~young & (self.reportable_at[row] == 0)]
         self.reportable_at[reportable] = self.end[reportable]
-        patience = np.full(len(row), self.link_ns)
-        small = self.peak[row] - self.high[row] < self.visible[row]
+        for at in reportable.tolist():
+            for rise in self._parts.get(at, ())[-1:]:
+                rise.alarming_at = int(self.end[at])
+        patience = np.full(len(row), WINDOW_NS)
+        small = self.peak[row] - self.base[row] < self.visible[row]
         patience[small | self._began_young(row)] = REVEALED_NS
-        patience[self.incident[row] > 0] = round(policy.memory_settle_s * SECOND)
-        settled = row[self.end[row] - self.grown_at[row] > patience]
-        if len(settled):
-            self.settle(settled)
+        patience[self.incident[row] > 0] = SETTLED_NS
+        rests = ~self.excursions.out[row] & (self.end[row] - self.grown_at[row] > patience)
+        self._close(row[rests])
 
     def is_flat(self, row: int) -> bool:
         """It no longer rises, as stairs do for seconds."""
@@ -318,26 +508,29 @@ class Series(GrowingColumns):
 
     def risen(self, row: Int64s) -> Int64s:
         """Beyond the usual level, now."""
-        risen: Int64s = np.maximum(self.top[row] - self.high[row], 0)
+        base = np.where(self.rising[row], self.base[row], self.high[row])
+        risen: Int64s = np.maximum(self.top[row] - base, 0)
         return risen
 
     def is_others(self, row: Int64s) -> Bools:
-        """Whole devices and cgroups, of ranks of which is known what they hold there: only that can
-        accuse them."""
+        """Whole devices and cgroups, of ranks of which is known what they hold there, or that
+        several ranks share: what they hold does not accuse them."""
         own = self.own[row]
         return self.shared[row] & (own >= 0) & (self.first[own] > 0)
 
     def taken_by_others(self, row: Int64s) -> Int64s:
         """Of the rise of whole devices and cgroups what is not of ranks on that device or node."""
         own = np.flatnonzero((self.watched & self.known & ~self.shared)[: self.count])
-        risen = np.where(self.rising[own], self.peak[own], self.top[own]) - self.high[own]
+        rising = self.rising[own]
+        level = np.where(rising, self.base[own], self.high[own])
+        risen = np.where(rising, self.peak[own], self.top[own]) - level
         of_ranks = np.bincount(self.pool[own], np.maximum(risen, 0), self.count)
-        others = self.peak[row] - self.high[row] - of_ranks[self.pool[row]].astype(np.int64)
+        others = self.peak[row] - self.base[row] - of_ranks[self.pool[row]].astype(np.int64)
         return np.where(self.shared[row] & self.rising[row], np.maximum(others, 0), 0)
 
     def runs_out(self, row: Int64s, left: Int64s) -> Bools:
         """At the present rate `left` is exhausted soon."""
-        return (self.rate[row] > 0) & (left <= self.policy.memory_horizon_s * self.rate[row])
+        return (self.rate[row] > 0) & (left <= WINDOW_NS / SECOND * self.rate[row])
 
     def headroom(self, row: Int64s) -> Int64s:
         """What is left of the capacity, whichever process uses the rest."""
@@ -348,63 +541,14 @@ class Series(GrowingColumns):
         of_all = self.capacity[self.container[row]]
         return np.where(of_all > 0, of_all, self.capacity[row])
 
-    def onset(self, row: Int64s) -> tuple[Int64s, Int64s]:
-        """The interval in which each rise began."""
-        lo, hi, twice = self.lo[row], self.hi[row], self.twice_at[row]
-        band = self.high[row] + self.slack[row]
-        beyond = np.maximum(self.grown_to[row] - band, 1)
-        share = np.minimum((band - self.low[row]) / beyond, _DIP_GAPS)
-        slow = np.where(twice > 0, twice - hi, ((self.grown_at[row] - hi) * share).astype(np.int64))
-        return lo - _GENTLE * slow, hi
-
     def band_height(self, row: Int64s) -> Int64s:
         """How far each may rise before the rise is seen."""
-        height: Int64s = self.high[row] + self.slack[row] - self.low[row]
+        height: Int64s = self.band[row] - self.low[row]
         return height
 
-    def settle(self, row: Int64s) -> None:
-        """The level that these have risen to is their usual one from now on."""
-        self.rising[row] = False
-        self.reportable_at[row] = self.incident[row] = 0
-        self.bins.only(row, self.grown_at[row])
-        self.bin_odd[row] = False
-        self._learn_bands(row)
 
-    # -- what is usual -----------------------------------------------------------------------
-
-    def _complete_bins(self, row: Int64s, begin: Int64s) -> None:
-        """The open bins of these series are complete; new ones begin."""
-        low, high = self.bin_low[row], self.bin_high[row]
-        was = (self.bin_begin[row], low, high, self.bin_count[row])
-        self.bins.add(row, *was, usual=~self.bin_odd[row])
-        self.trend.add(row, self.bin_begin[row], low)
-        self.bin_begin[row], self.bin_low[row], self.bin_high[row] = begin, MOST, -1
-        self.bin_count[row], self.bin_odd[row] = 0, False
-        calm = row[~self.rising[row]]
-        if len(calm):
-            self._learn_bands(calm)
-
-    def _learn_bands(self, row: Int64s) -> None:
-        """Compute the band from the bins; without bins it stays."""
-        usual = self.bins.usual(row, self.first[row] + self._warmup_ns)
-        row, moves = usual.row, usual.high - usual.low
-        least = self.policy.memory_min_rise_bytes // _SLACK_OF_MIN
-        share = _SLACK + _SLACK_BINS / usual.bins
-        self.slack[row] = np.maximum((moves * share).astype(np.int64), least)
-        self.low[row], self.high[row], self.known[row] = usual.low, usual.high, True
-        self.dip[row] = (usual.away + 1 + (moves > least)) * BIN_NS
-
-    # -- answers -----------------------------------------------------------------------------
-
-    def recent(self, row: Int64s, count: int) -> Int64s:
-        """(n, count) the highest value of each of the last bins, the open one last; -1 none."""
-        complete = self.bins.recent(row, count - 1)
-        return np.concatenate((complete, self.bin_high[row, None]), axis=1)
-
-    def span(self, row: Int64s, recent: Int64s) -> tuple[Int64s, Int64s]:
-        """(n,) when the first known bin of `recent`, which is that of these rows, began, and when
-        the open one did."""
-        complete = (recent[:, :-1] >= 0).sum(axis=1)
-        last = self.bin_begin[row]
-        first = self.bins.begin(row, complete - 1)
-        return np.where(complete > 0, first, last), last
+def _pairs(row: Int64s, end: Int64s, which: Bools | None = None) -> Iterator[tuple[int, int]]:
+    """Rows and times, of some of them."""
+    if which is not None:
+        row, end = row[which], end[which]
+    return zip(row.tolist(), end.tolist(), strict=True)
