@@ -26,14 +26,13 @@ CONTRAST: Final = 120
 """A rise is trusted if it is this many times as large as the usual range, divided by the samples
 that showed the range: 24 times if five did, three times if forty did; certainly, with twice as many."""
 CLEAR: Final = 8
-"""A rise so many times as large as the usual range did not hide in it for long, and is no outlier.
-A series is at its lowest within this part of its band."""
+"""A rise so many times as large as the usual range did not hide in it for long, and is no outlier."""
 STEPS: Final = 3
 """Samples over which steepness is measured; as many beyond the band are no outliers, and as many
 are no dip."""
 QUARTER: Final = 4
 """A rise that falls below a quarter of its height is over; what becomes four times as steep is
-another rise."""
+another rise; a series is at its lowest within a quarter of its band."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +219,7 @@ class Excursions(GrowingColumns):
         crossing = (np.where(jumped, hi - lo, now - hi) * share).astype(np.int64)
         slow = np.where(jumped | (twice == 0), crossing, twice - hi)
         bottom = np.minimum(low_at, lo)
-        hidden = bottom - 2 * (hi - bottom) // (CLEAR - 1)
+        hidden = bottom - 2 * (hi - bottom) // (QUARTER - 1)
         gentle = np.minimum(np.maximum(lo - 2 * slow, hidden), lo)
         moves, rise = self.high[row] - self.low[row], self.top[row] - self.high[row]
         return np.where(self.of_ramp[row] | (moves * CLEAR <= rise), gentle, hidden)

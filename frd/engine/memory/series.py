@@ -230,7 +230,7 @@ class Series(GrowingColumns):
         return calm & (levels.open_samples[row] + count < levels.span[row])
 
     def _near_low(self, row: Int64s) -> Int64s:
-        low: Int64s = self.low[row] + (self.band[row] - self.low[row]) // CLEAR
+        low: Int64s = self.low[row] + (self.band[row] - self.low[row]) // QUARTER
         return low
 
     def _floor(self, row: Int64s) -> Int64s:
