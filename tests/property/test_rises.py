@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from frd.engine.memory.rises import Rise
 from frd.model import Confidence, Float64s, Int64s
 from frd.offline.memory.feed import Lane
-from frd.offline.memory.rises.rise import Rise
 from frd.offline.memory.rises.rises import MIN_RISE_BYTES, Watched, find_rises
 from frd.offline.memory.samples import Recorded, Stream
-from frd.offline.phases.answer import Certainty, PhaseAnswer
 from tests.world.memory import EPOCH, GIB, MIB, Curve, S, plus, ramp, saw, stairs, step
 from tests.world.memory import level as steady
 from tests.world.seeds import seeds
@@ -52,16 +51,14 @@ class Simulated:
         """The rises of the samples before that time."""
         lanes = [lane for lane in (self._before(lane, end_ns) for lane in self.lanes) if len(lane)]
         watched = Watched(
-            job="job",
             lanes=lanes,
             missing=sorted(
                 {one.stream.rank for one in self.lanes} - {x.stream.rank for x in lanes}
             ),
             clock_uncertainty_ns=round(self.uncertainty * S),
             findings=(),
-            phase_at=lambda rank, began, origin: PhaseAnswer(Certainty.NONE),
         )
-        return find_rises(self.recorded, watched, MIN_RISE_BYTES, 0)
+        return [rise for rise, _ in find_rises(self.recorded, watched, MIN_RISE_BYTES, 0)]
 
     def _before(self, lane: Lane, end_ns: int) -> Lane:
         at = self.recorded.begin_ns[lane.rows]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from frd.engine.memory.rises import Attribution
+from frd.engine.memory.rises import Attribution, RiseSuspect
 from frd.model import Confidence, SeriesKind
-from frd.offline.memory.analysis import MemoryAnalysis
-from frd.offline.memory.rises.rise import Rise, RiseSuspect
+from frd.offline.memory.analysis import MemoryAnalysis, RecordedRise
 from frd.offline.phases.answer import Certainty, PhaseAnswer
 from tests.world.memory import EPOCH, GIB, S
 
@@ -23,7 +22,7 @@ def a_rise(
 ) -> MemoryAnalysis:
     """The analysis with one more rise, of 2 GiB in its first job; the first rank is the suspect."""
     job = analysis.jobs[0]
-    rise = Rise(
+    rise = RecordedRise(
         job=job.job,
         ranks=tuple(ranks),
         suspects=() if common else (RiseSuspect(ranks[0], Confidence.HIGH),),

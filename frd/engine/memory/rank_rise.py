@@ -1,39 +1,98 @@
-"""The rise of one rank as one series shows it."""
+"""The rise of one rank's memory as one series shows it, and the samples that there are of ranks.
+
+A walk over a series makes a `RankRise` when the series leaves its usual level, and updates it in
+place while more samples come. `frd.engine.memory.decisions` compares those of different ranks.
+
+Every time of a `RankRise` but `lo` and `began` is the aligned time at which something was *known*:
+the latest end of the sample that showed it, `FOREVER` before that. It is set once. So whatever is
+decided as of a time follows from the samples up to it, however often the judge is asked.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Protocol
 
-import numpy as np
-
+from frd.engine.memory.levels import MOST
+from frd.engine.memory.rises import Attribution
 from frd.model import SeriesKind
 
-FOREVER: Final = int(np.iinfo(np.int64).max)
+FOREVER: Final = MOST
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class RankRise:
+    """A rise, or what may become one. Times are aligned ns, sizes bytes."""
+
     rank: int
-    row: int
-    on_host: bool
     kind: SeriesKind
+    on_host: bool
     device: str
+    """Empty for host memory."""
     lo: int
+    """It did not begin before this, as far as is known; it does not move once the rise is ready."""
+    lo_when_seen: int
+    """The same as of `seen`: the end of doubt about other ranks must not depend on later samples.
+    If the level is unknown, it is the begin of the last sample before the rise."""
     hi: int
+    """It began by then: `seen`, or when it jumped, if only the jump made it a rise."""
     seen: int
-    grown: int
-    from_start: bool
-    began_before: bool
     high: int
-    peak: int
-    established: int = FOREVER
-    ready: int = FOREVER
-    end: int = FOREVER
-    back: int = FOREVER
+    """The usual level before it."""
+    from_start: bool
+    """That level is unknown, because there were too few samples."""
+    began_before: bool
+    """It rose already in the first samples."""
     is_certain: bool = False
+    """The level before it is well known."""
+    established: int = FOREVER
+    """When it was large enough for a rise."""
+    ready: int = FOREVER
+    """When it could be trusted."""
+    sized: int = FOREVER
+    """When `size` was final: `REVEALED_NS` after `seen`, or at its end if that was earlier."""
+    size: int = 0
+    """How far it rose until then."""
+    end: int = FOREVER
+    """When it was over: it fell back, did not grow any more, or became much steeper."""
+    back: int = FOREVER
+    """When it fell back, at its end or later."""
+    grown: int = 0
+    """When it last grew, and"""
+    peak: int = 0
+    """the highest value so far: figures for people, which move until it is over."""
     alarming_at: int = FOREVER
+    """When it was worth a finding."""
+    attribution: Attribution = Attribution.UNKNOWN
+    began: tuple[int, int] = (0, 0)
+    """Its onset on the clock of its host, without that clock's error."""
+    origin: Any = None
+    """What a recording says of the code that took the first sample of it."""
 
     @property
     def is_rise(self) -> bool:
-        return self.ready < FOREVER or (self.established < FOREVER and self.end == FOREVER)
+        """It has been a rise, or may become one."""
+        return self.ready < FOREVER or (self.established < self.end == FOREVER)
+
+    def may_be_rise(self, now: int) -> bool:
+        """At that time it was not known whether it is a rise."""
+        return self.seen <= now < min(self.ready, self.end)
+
+
+class Coverage(Protocol):
+    """The samples that there are of each rank; the answers are asked for when something rises."""
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks are watched."""
+
+    def gap(self, rank: int) -> int:
+        """The usual time between two of its samples, ns."""
+
+    def shown_at(self, when: int, but: Set[int]) -> int:
+        """When it was known what each rank, but these, did until `when`: it has a sample that began
+        then or later, or was silent for long. After the horizon if it is not known there."""
+
+    def silent_at(self, when: int) -> set[int]:
+        """The ranks without a sample around that time."""

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from frd.engine.memory.rises import Rise
 from frd.forms import finding_json, utc_text
 from frd.model import Finding
 from frd.offline.memory.feed import Lane
-from frd.offline.memory.rises.rise import Rise
 from frd.offline.memory.samples import Recorded
+from frd.offline.phases.answer import PhaseAnswer
 from frd.offline.phases.gains import PhaseGain
 from frd.offline.phases.table import PhaseTable
 
@@ -56,12 +57,25 @@ class MemoryJob:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedRise(Rise):
+    """A rise as views of live jobs have it, and what only a recording says of it."""
+
+    job: str
+    phase: PhaseAnswer
+    """In which its first rank was."""
+
+    def to_json(self, utc_ahead_ns: int = 0) -> dict[str, Any]:
+        common = Rise.to_json(self, utc_ahead_ns)
+        return {"job": self.job, **common, "phase": self.phase.to_json()}
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryAnalysis:
     """Result of the analysis. `findings` are the same objects as the service's."""
 
     findings: Sequence[Finding]
     """Those that were open at the end first, then the oldest."""
-    rises: Sequence[Rise]
+    rises: Sequence[RecordedRise]
     """Of all jobs, by the onset; alarming or not."""
     phase_gains: Sequence[PhaseGain]
     """Bytes gained in each phase, the most first; empty if no phase is known."""

@@ -6,6 +6,7 @@ which of them are alarming is decided by the live engine, to which each job's sa
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,15 +23,13 @@ from frd.engine.policy import Policy
 from frd.errors import ConfigError, TelemetryError
 from frd.model import AlignedNs, AttemptKey, Confidence, Finding, FindingState
 from frd.offline.io.analysis import IoAnalysis
-from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank
+from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank, RecordedRise
 from frd.offline.memory.feed import Feed, Lane, by_rank, lanes_of, process_text, series_kinds
 from frd.offline.memory.notes import clocks_text, job_notes, notes_of, summary_of
 from frd.offline.memory.reading import Progress, read_recording
-from frd.offline.memory.rises.rise import Rise
 from frd.offline.memory.rises.rises import MIN_RISE_BYTES, Watched, find_rises
 from frd.offline.memory.samples import Recorded
-from frd.offline.memory.telemetry import ALLOCATED, RESERVED, USED, Origin
-from frd.offline.phases.answer import PhaseAnswer
+from frd.offline.memory.telemetry import ALLOCATED, RESERVED, USED
 from frd.offline.phases.gains import PhaseSeries
 from frd.offline.phases.table import PhaseTable, build_phases
 
@@ -114,7 +113,7 @@ def analyze_memory(
     ]
     phases = _phases(recorded, jobs, options.io, unnamed)
     findings: list[Finding] = []
-    rises: list[Rise] = []
+    rises: list[RecordedRise] = []
     for job in jobs:
         found = _less_sure(_findings(recorded, job, options.warmup_s), recorded, job)
         findings += found
@@ -246,22 +245,21 @@ def _rises(
     findings: Sequence[Finding],
     phases: PhaseTable,
     options: MemoryOptions,
-) -> list[Rise]:
-    def phase_at(rank: int, began: tuple[int, int], origin: Origin | None) -> PhaseAnswer:
-        scope = origin.scope_id if origin is not None else None
-        thread = origin.thread_id if origin is not None else None
-        return phases.at(job.job, rank, *began, scope_id=scope, thread_id=thread)
-
+) -> Iterator[RecordedRise]:
     watched = Watched(
-        job=job.job,
         lanes=job.lanes,
         missing=job.missing_ranks,
         clock_uncertainty_ns=job.clock_uncertainty_ns,
         findings=findings,
-        phase_at=phase_at,
     )
     warmup_ns = round((options.warmup_s or 0.0) * 1e9)
-    return find_rises(recorded, watched, options.min_rise_bytes, warmup_ns)
+    for rise, first in find_rises(recorded, watched, options.min_rise_bytes, warmup_ns):
+        scope = first.origin.scope_id if first.origin is not None else None
+        thread = first.origin.thread_id if first.origin is not None else None
+        phase = phases.at(job.job, first.rank, *first.began, scope_id=scope, thread_id=thread)
+        fields = {field.name: getattr(rise, field.name) for field in dataclasses.fields(rise)}
+        fields["text"] = "; ".join(filter(None, (rise.text, phase.text)))
+        yield RecordedRise(**fields, job=job.job, phase=phase)
 
 
 def _phases(

@@ -10,9 +10,7 @@ from frd.engine.findings import text
 from frd.engine.memory.text import duration, size
 from frd.forms import span_text, utc_text
 from frd.model import Finding
-from frd.offline.memory.analysis import MemoryJob
-from frd.offline.memory.rises.rise import Rise
-from frd.offline.memory.rises.words import verdict_text
+from frd.offline.memory.analysis import MemoryJob, RecordedRise
 from frd.offline.memory.samples import Recorded
 from frd.offline.memory.telemetry import KNOWN_VERSIONS, is_oom
 
@@ -81,7 +79,7 @@ def clocks_text(jobs: Sequence[MemoryJob], uncertainty_ns: int) -> str:
 
 def summary_of(
     findings: Sequence[Finding],
-    rises: Sequence[Rise],
+    rises: Sequence[RecordedRise],
     jobs: Sequence[MemoryJob],
     min_rise: int,
     warmup_s: float = 0.0,
@@ -90,7 +88,7 @@ def summary_of(
     absent = [rank for job in jobs for rank in job.missing_ranks]
     without = f"; no samples of {text.ranks(absent)}" if absent and len(jobs) == 1 else ""
     if not findings:
-        verdict = verdict_text(rises, min_rise, warmup_s, several=len(jobs) > 1)
+        verdict = _verdict(rises, min_rise, warmup_s, several=len(jobs) > 1)
         return f"no memory trouble; {verdict}{without}"
     name = f"{findings[0].job}: " if len(jobs) > 1 else ""
     more = f" ({len(findings) - 1} more below)" if len(findings) > 1 else ""
@@ -98,7 +96,21 @@ def summary_of(
     return f"{name}{findings[0].summary}{more}{before}{without}"
 
 
-def before_text(finding: Finding, rises: Sequence[Rise]) -> str:
+def _verdict(
+    rises: Sequence[RecordedRise], min_rise: int, warmup_s: float = 0.0, *, several: bool = False
+) -> str:
+    """The answer for a recording without trouble; of `several` jobs it names the job."""
+    named = [rise for rise in rises if rise.suspects]
+    open_ones = [rise for rise in rises if not rise.suspects and not rise.common_cause]
+    if found := (named or open_ones or rises):
+        name = f"{found[0].job}: " if several else ""
+        alone = "" if named or open_ones else "; no rank's memory rose alone"
+        return f"{name}{found[0].text}{alone}"
+    after = f" after the first {warmup_s:g} s" if warmup_s else ""
+    return f"no rank's memory rose by more than {size(min_rise)}{after}"
+
+
+def before_text(finding: Finding, rises: Sequence[RecordedRise]) -> str:
     """A rise of another rank that is too small to alarm, but was earlier; empty if none."""
     named = {suspect.rank for suspect in finding.suspects}
     of_job = [rise for rise in rises if rise.job == finding.job and rise.suspects]

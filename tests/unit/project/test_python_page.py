@@ -18,8 +18,7 @@ from frd.offline.analysis.analyze import Analysis, DumpReport
 from frd.offline.analysis.collectives import Collective, Collectives
 from frd.offline.analysis.reports import GroupReport, RankReport
 from frd.offline.analysis.verdict import Waiting
-from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank
-from frd.offline.memory.rises.rise import Rise
+from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank, RecordedRise
 from tests.world.dump_files import as_json, document, entry
 from tests.world.telemetry_files import event, write
 
@@ -27,7 +26,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "python.md"
 TEXT = PAGE.read_text("utf-8")
 PUBLIC = (
     *(RankTrace, Collectives, Collective, Analysis, Trace, RankReport, GroupReport, DumpReport),
-    *(Waiting, MemoryAnalysis, MemoryJob, MemoryRank, Rise),
+    *(Waiting, MemoryAnalysis, MemoryJob, MemoryRank, RecordedRise),
 )
 DTYPES = {Int64s: "int64", Int32s: "int32", UInt8s: "uint8", Float64s: "float64"}
 DTYPES[Bools] = "bool"

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from frd.offline.analysis.analyze import Analysis
-from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob
-from frd.offline.memory.rises.rise import Rise
+from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, RecordedRise
 
 ONE_HOST: Final = "one host, one clock"
 ASSUMED: Final = "assumed: --clock-uncertainty"
@@ -62,7 +61,7 @@ def clocks_of(analysis: MemoryAnalysis, offsets: Mapping[int, ClockOffset] | Non
     }
 
 
-def ranks_of(rise: Rise) -> list[int]:
+def ranks_of(rise: RecordedRise) -> list[int]:
     """Ranks whose memory rose, those that may have been first before the others."""
     return list(dict.fromkeys((*(one.rank for one in rise.suspects), *rise.ranks)))
 

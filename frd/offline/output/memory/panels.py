@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from frd.forms import fold_ranks
 from frd.model import Finding, Int64s, SeriesKind
-from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob
+from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, RecordedRise
 from frd.offline.memory.feed import Lane
-from frd.offline.memory.rises.rise import Rise
 from frd.offline.memory.samples import Recorded
 from frd.offline.memory.telemetry import ALLOCATED, RESERVED, USED
 from frd.offline.output.memory.alignment import ranks_of
@@ -132,7 +131,7 @@ def _panel(
     analysis: MemoryAnalysis,
     job: MemoryJob,
     kind: _Kind,
-    rises: Sequence[Rise],
+    rises: Sequence[RecordedRise],
     findings: Sequence[Finding],
 ) -> Panel:
     recorded, several = analysis.recorded, len(analysis.jobs) > 1
@@ -175,7 +174,7 @@ def _notes(job: MemoryJob) -> Iterator[str]:
         yield f"no samples of {noun} {fold_ranks(job.missing_ranks)} ({count} of {world})"
 
 
-def _by_weight(rises: Sequence[Rise]) -> list[Rise]:
+def _by_weight(rises: Sequence[RecordedRise]) -> list[RecordedRise]:
     """Alarming ones first, then in order of onset."""
     return sorted(rises, key=lambda rise: (not rise.alarming, rise.onset))
 
@@ -274,7 +273,7 @@ def _band(
 # -- marks ---------------------------------------------------------------------------------------
 
 
-def _rise_marks(rises: Sequence[Rise], begin_ns: int) -> list[Mark]:
+def _rise_marks(rises: Sequence[RecordedRise], begin_ns: int) -> list[Mark]:
     """In order of onset; only the most important ones have a number."""
     numbered = {id(rise) for rise in _by_weight(rises)[:MAX_SUSPECTS]}
     marks: list[Mark] = []

@@ -13,9 +13,8 @@ import numpy as np
 
 from frd.forms import fold_ranks
 from frd.model import Int64s
-from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob
+from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, RecordedRise
 from frd.offline.memory.feed import Lane, by_rank
-from frd.offline.memory.rises.rise import Rise
 from frd.offline.memory.telemetry import ALLOCATED, RESERVED, USED
 from frd.offline.output.memory.alignment import ClockOffset, clocks_of, ranks_of, shift_ns
 from frd.offline.output.memory.thinning import changes, extremes
@@ -170,7 +169,7 @@ class _Memory:
         for at_ns, value in zip(times[drawn].tolist(), values[drawn].tolist(), strict=True):
             self._writer.counter(at_ns, value, track)
 
-    def add_rises(self, rises: Sequence[Rise], *, parent: int) -> None:
+    def add_rises(self, rises: Sequence[RecordedRise], *, parent: int) -> None:
         """Slices from the onset to the end; those that overlap are in several lanes."""
         if not rises:
             return

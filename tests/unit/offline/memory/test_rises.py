@@ -9,7 +9,7 @@ import pytest
 
 import frd
 from frd.model import Confidence
-from frd.offline.memory.rises.rise import Rise
+from frd.offline.memory.analysis import RecordedRise
 from frd.offline.phases.answer import Certainty
 from tests.unit.offline.test_recordings import scope
 from tests.world.memory import EPOCH, GIB, MIB, Curve, S, Sampler, plus, ramp, step
@@ -17,7 +17,7 @@ from tests.world.recordings import CALM, FLAT, NONE, RECORDINGS, one_of, recordi
 from tests.world.telemetry_files import event, of_job, write
 
 
-def suspects(rise: Rise) -> set[int]:
+def suspects(rise: RecordedRise) -> set[int]:
     return {one.rank for one in rise.suspects}
 
 

@@ -1,0 +1,357 @@
+"""Which rank's memory rose first, decided from rises of single ranks as time goes on.
+
+A rise is decided once no other rank can still turn out to have risen before it or with it: each
+rank has a sample since its onset, and no rank has a smaller excursion that began as early and may
+become a rise. A decision is final: a rank that is named stays named, and a slow rise that is seen
+later, but began earlier, makes a tie.
+
+`Decisions` passes from one time at which something can be decided to the next, up to the horizon of
+the samples. As of each it uses only what was known then, so its decisions are the same however
+often, and for which horizons, it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final
+
+from frd.engine.memory.baseline import REVEALED_NS, SECOND
+from frd.engine.memory.rank_rise import FOREVER, Coverage, RankRise
+
+NEARLY_ALL: Final = 0.8
+"""Share of the ranks that counts as nearly all."""
+COMPARABLE: Final = 0.2
+"""Rises are alike if the smaller one is at least this share of the larger one."""
+LINK_NS: Final = 60 * SECOND
+"""A rise that begins within this long after another is likely to be its consequence."""
+_DOUBT_GAPS: Final = 10
+"""Samples for which a small excursion may still become a rise, if that is longer than the time
+after which a small rise is no cause."""
+_TOO_FEW: Final = 2
+"""Of so few ranks, one whose memory rises a whole sample later is later. Of more ranks, whose steps
+jitter, those that rise within neighbouring samples rise together."""
+
+
+class Outcome(Enum):
+    """What is known of rises that belong together."""
+
+    FIRST = auto()
+    """One of these ranks rose first."""
+    TOGETHER = auto()
+    """(Nearly) all ranks rose together; or all but those that rose much further."""
+    STARTING = auto()
+    """They rose together from the beginning on: the job was starting."""
+    BEGAN_BEFORE = auto()
+    """It rose already in the first samples; when it began to is not known."""
+    UNDECIDED = auto()
+    """It is not known yet which rank was first."""
+    EARLIEST = auto()
+    """The recording ends before that is known, but (nearly) all others rose later."""
+
+
+COMMON: Final = (Outcome.TOGETHER, Outcome.STARTING)
+"""No rank is the cause."""
+
+
+@dataclass(slots=True, eq=False)
+class Decision:
+    """Rises that belong together."""
+
+    rises: list[RankRise]
+    """By the onset; the first ranks, or all that rose together."""
+    outcome: Outcome
+    doubtful: set[int] = field(default_factory=set)
+    """Ranks with a smaller excursion that began as early."""
+    silent: set[int] = field(default_factory=set)
+    """Ranks without samples at the onset."""
+    raised: set[int] = field(default_factory=set)
+    """Ranks whose memory was above its usual level for another reason, or for one that cannot be
+    trusted: another rise within that may not be seen."""
+    follows: bool = False
+    """It began soon after an earlier rise of another rank, or is a late part of a common one."""
+    cause: int | None = None
+    """The rank of that earlier rise, if it was not a common one."""
+
+    lo: int = field(init=False)
+    limit: int = field(init=False)
+    """The latest time at which the first of them began."""
+    latest: int = field(init=False)
+    """The latest time at which any of them began."""
+    ranks: set[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._update()
+
+    @property
+    def end(self) -> int:
+        """When all were over."""
+        return max(one.end for one in self.rises)
+
+    @property
+    def back(self) -> int:
+        """When all had fallen back."""
+        return max(one.back for one in self.rises)
+
+    def extend(self, rises: Iterable[RankRise]) -> None:
+        self.rises = sorted([*self.rises, *rises], key=_by_onset)
+        self._update()
+
+    def _update(self) -> None:
+        """What no longer changes is kept: each decision is compared with all before it."""
+        self.lo = min(one.lo for one in self.rises)
+        self.limit = min(one.hi for one in self.rises)
+        self.latest = max(one.hi for one in self.rises)
+        self.ranks = ranks_of(self.rises)
+
+
+class Decisions:
+    """The rises of one job, decided as time goes on."""
+
+    def __init__(self) -> None:
+        self.decided: list[Decision] = []
+        """In the order in which they were made; `frd.engine.memory.report` sorts them by onset."""
+        self._open: list[RankRise] = []
+        """In no decision yet."""
+
+    def advance(self, horizon_ns: int, rises: Iterable[RankRise], coverage: Coverage) -> None:
+        """Decide what the samples up to the horizon decide.
+
+        Args:
+            horizon_ns: no sample that was known by then will be added, or change a rise.
+            rises: those that are new; they are updated in place until they are over.
+            coverage: which samples there are.
+        """
+        self._open += rises
+        while self._open:
+            now = min(one.ready for one in self._open)
+            now, together = self._due(now, horizon_ns, coverage)
+            if now > horizon_ns:
+                return
+            self._decide(now, together, coverage)
+
+    def forget(self, before_ns: int) -> None:
+        """Drop what was over by then, which should be `LINK_NS` before the horizon or earlier: it
+        is neither compared nor reported any more."""
+        self._open = [one for one in self._open if one.end >= before_ns or one.ready < FOREVER]
+        self.decided = [one for one in self.decided if one.end >= before_ns]
+
+    def undecided(
+        self, horizon_ns: int, coverage: Coverage, *, is_over: bool = False
+    ) -> list[Decision]:
+        """Rises that are in no decision yet, by onset; nothing is decided by that.
+
+        `is_over`: the recording ends here, so that no more will be known.
+        """
+        found: list[Decision] = []
+        waiting = sorted((one for one in self._open if one.is_rise), key=_by_onset)
+        small = [one for one in self._open if not one.is_rise]
+        if is_over and waiting and self._is_earliest(waiting[0], horizon_ns, coverage):
+            found.append(Decision([waiting.pop(0)], Outcome.EARLIEST))
+        while waiting:
+            limit = waiting[0].hi
+            decision = Decision([one for one in waiting if one.lo < limit], Outcome.UNDECIDED)
+            decision.doubtful = {
+                one.rank for one in small if one.end == FOREVER and one.lo < limit
+            } - decision.ranks
+            found.append(decision)
+            waiting = [one for one in waiting if one.lo >= limit]
+        return found
+
+    # -- when ------------------------------------------------------------------------------------
+
+    def _due(self, now: int, horizon: int, coverage: Coverage) -> tuple[int, list[RankRise]]:
+        """The first rise and all that overlap with it, and when all ranks were known to be in or
+        not; after the horizon if that is not known there."""
+        while now <= horizon:
+            together = self._together(now, coverage.ranks)
+            wait = self._wait(now, together, coverage)
+            if wait <= now:
+                return now, together
+            now = wait
+        return now, []
+
+    def _together(self, now: int, ranks: int) -> list[RankRise]:
+        """Rises that overlap with the first one that is ready, directly or through others."""
+        known = sorted((one for one in self._open if one.ready <= now), key=_by_onset)
+        chain = [known[0]]
+        reach = _reach(known[0], now)
+        for one in sorted(known[1:], key=lambda one: one.lo):
+            if one.lo > reach or (one.lo == reach and ranks <= _TOO_FEW):
+                break
+            chain.append(one)
+            reach = max(reach, _reach(one, now))
+        return chain
+
+    def _wait(self, now: int, together: Sequence[RankRise], coverage: Coverage) -> int:
+        """Until when it is not known what belongs to these, or was before them, or how far they
+        rise if that matters; `now` if it is."""
+        upto = max(one.hi for one in together) + 1
+        inside = ranks_of(together)
+        wait = max(now, coverage.shown_at(upto, inside))
+        for one in self._open:
+            if one.lo_when_seen < upto and one.may_be_rise(now):
+                wait = max(wait, _clear_at(one, coverage.gap(one.rank)))
+        if _is_common(together, coverage.ranks):
+            wait = max(wait, *(one.sized for one in together))
+        return wait
+
+    # -- what ------------------------------------------------------------------------------------
+
+    def _decide(self, now: int, together: list[RankRise], coverage: Coverage) -> None:
+        if self._starts_late(together):
+            return
+        if _is_start(together, coverage.ranks):
+            self._take(Decision(_first_of_each(together), Outcome.STARTING))
+            return
+        if _is_common(together, coverage.ranks):
+            self._decide_common(together, coverage.ranks)
+            return
+        if before := [one for one in together if one.began_before]:
+            self._take(Decision(before, Outcome.BEGAN_BEFORE))
+            return
+        limit = min(one.hi for one in together)
+        first = Decision([one for one in together if one.lo < limit], Outcome.FIRST)
+        if self._joins(first, now):
+            return
+        first.doubtful = {
+            one.rank for one in self._open if one.lo_when_seen < limit and one.may_be_rise(now)
+        } - first.ranks
+        first.silent = coverage.silent_at(limit) - first.ranks
+        self._take(first)
+        if not first.follows:
+            first.raised = self._raised(first, now)
+
+    def _starts_late(self, together: Sequence[RankRise]) -> bool:
+        """Ranks that began to rise before the others had ended their start belong to it."""
+        start = next((one for one in self.decided if one.outcome is Outcome.STARTING), None)
+        if start is None:
+            return False
+        late = [one for one in together if one.lo <= start.end and one.rank not in start.ranks]
+        if late:
+            late = _first_of_each(late)
+            start.extend(late)
+            self._remove(late)
+        return bool(late)
+
+    def _decide_common(self, together: list[RankRise], ranks: int) -> None:
+        """All rose together, unless few of them rose much further than all others did: these are
+        first, whatever the others have in common."""
+        sizes: dict[int, int] = {}
+        for one in together:
+            sizes[one.rank] = max(one.size, sizes.get(one.rank, 0))
+        least = COMPARABLE * max(sizes.values())
+        far = {rank for rank, size in sizes.items() if size >= least}
+        rest = sizes.keys() - far
+        if _are_nearly_all(far, ranks) or not _are_nearly_all(rest, ranks - len(far)):
+            self._take(Decision(together, Outcome.TOGETHER))
+            return
+        first = Decision([one for one in together if one.rank in far], Outcome.FIRST, raised=rest)
+        self._take(first)
+        self._take(Decision([one for one in together if one.rank in rest], Outcome.TOGETHER))
+
+    def _joins(self, first: Decision, now: int) -> bool:
+        """A rise that was seen late, but may have begun before a rank that has been named, makes a
+        tie. If it began before, but slowly, its onset is any time until it could be trusted."""
+        named = (one for one in self.decided if one.outcome is Outcome.FIRST)
+        after = next((one for one in named if first.lo < one.limit < now), None)
+        if after is None:
+            return False
+        for one in first.rises:
+            one.hi = one.ready if first.limit <= after.lo else one.hi
+        after.extend(first.rises)
+        self._remove(first.rises)
+        return True
+
+    def _raised(self, first: Decision, now: int) -> set[int]:
+        known = [one for before in self.decided for one in before.rises]
+        untrusted = [one for one in self._open if one.established <= now and one.end <= now]
+        return {
+            one.rank
+            for one in [*known, *untrusted]
+            if one.lo < first.limit and min(one.end, one.back) > first.lo
+        } - first.ranks
+
+    def _take(self, decision: Decision) -> None:
+        self._remove(decision.rises)
+        before = next((one for one in reversed(self.decided) if _follows(decision, one)), None)
+        if before is not None:
+            decision.follows = True
+            decision.cause = before.cause
+            if before.outcome not in COMMON and before.cause in {None, *decision.ranks}:
+                decision.cause = before.rises[0].rank
+        self.decided.append(decision)
+
+    def _remove(self, rises: Iterable[RankRise]) -> None:
+        taken = set(rises)
+        self._open = [one for one in self._open if one not in taken]
+
+    def _is_earliest(self, first: RankRise, horizon: int, coverage: Coverage) -> bool:
+        """In a recording that ends before any level was known, (nearly) all others rose later: they
+        had not risen yet when this one had."""
+        others = [one for one in self._open if one.rank != first.rank]
+        later = {one.rank for one in others if one.is_rise and not one.began_before}
+        return (
+            not self.decided
+            and coverage.ranks > 1
+            and _are_nearly_all(later, coverage.ranks - 1)
+            and all(one.from_start and one.lo_when_seen >= first.hi for one in others)
+            and coverage.shown_at(first.hi, {first.rank}) <= horizon
+            and horizon - first.hi <= _DOUBT_GAPS * coverage.gap(first.rank)
+        )
+
+
+def ranks_of(rises: Iterable[RankRise]) -> set[int]:
+    return {one.rank for one in rises}
+
+
+def _by_onset(one: RankRise) -> tuple[int, int, str]:
+    return one.hi, one.rank, one.kind.value
+
+
+def _reach(one: RankRise, now: int) -> int:
+    """Until when another onset overlaps: of a rise that the job starts with, while it goes on."""
+    return max(one.hi, min(one.end, now)) if one.from_start else one.hi
+
+
+def _clear_at(one: RankRise, gap: int) -> int:
+    """When it was known whether an excursion is a rise; what stays small is not one."""
+    doubted_until = one.seen + max(REVEALED_NS, _DOUBT_GAPS * gap)
+    clear = min(one.ready, one.end)
+    return clear if one.established <= doubted_until else min(clear, doubted_until)
+
+
+def _are_nearly_all(some: Collection[int], ranks: int) -> bool:
+    return len(some) >= NEARLY_ALL * ranks
+
+
+def _is_start(together: Iterable[RankRise], ranks: int) -> bool:
+    """Most ranks rise from the beginning on."""
+    return ranks > 1 and 2 * len(ranks_of(one for one in together if one.from_start)) > ranks
+
+
+def _is_common(together: Iterable[RankRise], ranks: int) -> bool:
+    """(Nearly) all ranks rise, and not because the job starts."""
+    is_start = _is_start(together, ranks)
+    return ranks > 1 and not is_start and _are_nearly_all(ranks_of(together), ranks)
+
+
+def _first_of_each(rises: Iterable[RankRise]) -> list[RankRise]:
+    """The first rise of each rank, of rises in order."""
+    first: dict[int, RankRise] = {}
+    for one in rises:
+        first.setdefault(one.rank, one)
+    return list(first.values())
+
+
+def _follows(one: Decision, before: Decision) -> bool:
+    """One may be a consequence of the other, or a late part of it."""
+    if before.outcome in COMMON:
+        is_late = before.ranks.isdisjoint(one.ranks)
+        if before.outcome is Outcome.STARTING and not is_late:
+            return False
+        return one.lo <= before.latest + (REVEALED_NS if is_late else 0)
+    if before.back < one.lo or abs(one.lo - min(before.end, one.lo)) > LINK_NS:
+        return False
+    return before.ranks.isdisjoint(one.ranks)
