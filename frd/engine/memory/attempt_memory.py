@@ -10,19 +10,25 @@ right.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from itertools import count
 from typing import Final
 
 import numpy as np
 
+from frd.engine.memory.coverage import Coverage
+from frd.engine.memory.decisions import Decisions
 from frd.engine.memory.inbox import Inbox
 from frd.engine.memory.incident import MemoryIncident
 from frd.engine.memory.incidents import Incidents
 from frd.engine.memory.leaks import Leaks
 from frd.engine.memory.levels import SECOND
+from frd.engine.memory.rank_rise import RankRise
 from frd.engine.memory.recent import BIN_NS
+from frd.engine.memory.report import report
 from frd.engine.memory.rise import Failure
-from frd.engine.memory.series import HOST_KINDS, KINDS, SHARED_KINDS, Series
+from frd.engine.memory.rises import Rise
+from frd.engine.memory.series import HOST_KINDS, KINDS, SETTLED_NS, SHARED_KINDS, Series
 from frd.engine.policy import Policy
 from frd.engine.views import MemoryView
 from frd.model import (
@@ -35,6 +41,8 @@ from frd.model import (
     SeriesKind,
 )
 
+MOST_SHOWN: Final = 16
+"""Rises in a view."""
 _AHEAD_NS: Final = 10 * SECOND
 """A sample further in the future comes from a clock that was set. If it were accepted, all samples
 until then would count as old. With half of it, samples of a node whose clock is known badly, to a
@@ -53,6 +61,10 @@ class Memory:
         numbers = count(1)
         self._incidents = Incidents(self._series, numbers)
         self._leaks = Leaks(self._series, numbers)
+        self._decisions = Decisions()
+        self._horizon = 0
+        self.kept_ns = SETTLED_NS
+        """How long rises are reported that are over."""
         self._order: Int64s = np.zeros(0, np.int64)
         """Rows sorted by rank; with `_ordered`, what a view needs of each series."""
         self._ordered: tuple[SeriesInfo, ...] = ()
@@ -160,7 +172,33 @@ class Memory:
     def advance(self, now: AlignedNs) -> list[MemoryIncident]:
         """The incidents that there are, and those that are over since the last call."""
         self._inbox.flush()
+        self._decide(now)
         return self._incidents.update(now) + self._leaks.update()
+
+    def _decide(self, now: int) -> None:
+        """Which of the ranks whose memory rises was first."""
+        new = self._series.take_rises()
+        if new or self._decisions.is_busy:
+            coverage = Coverage(self._series)
+            self._horizon = coverage.horizon(now)
+            self._decisions.advance(self._horizon, new, coverage)
+            self._decisions.forget(self._horizon - self.kept_ns)
+
+    def rises(
+        self, uncertain: Set[int] = frozenset(), *, is_over: bool = False
+    ) -> list[tuple[Rise, RankRise]]:
+        """All rises by onset, alarming or not, each with that of its first rank.
+
+        Args:
+            uncertain: ranks whose memory is not known, or not when.
+            is_over: no more samples will come.
+        """
+        if not self._decisions.is_busy:
+            return []
+        coverage, decided = Coverage(self._series), self._decisions.decided
+        open_ones = self._decisions.undecided(self._horizon, coverage, is_over=is_over)
+        found = [*decided, *open_ones]
+        return list(report(found, coverage.ranks, self._horizon, uncertain))
 
     def view(self) -> MemoryView:
         """The newest values, and a few before them; nothing in it changes afterwards."""
@@ -178,6 +216,7 @@ class Memory:
             every_s=BIN_NS / SECOND,
             first_at=first,
             last_at=last,
+            rises=[rise for rise, _ in self.rises()[-MOST_SHOWN:]],
         )
 
     @property

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
 
-from frd.engine.memory.baseline import REVEALED_NS, SECOND
-from frd.engine.memory.rank_rise import FOREVER, Coverage, RankRise
+from frd.engine.memory.coverage import Coverage
+from frd.engine.memory.levels import REVEALED_NS, SECOND
+from frd.engine.memory.rank_rise import FOREVER, RankRise
 
 NEARLY_ALL: Final = 0.8
 """Share of the ranks that counts as nearly all."""
@@ -114,6 +115,11 @@ class Decisions:
         """In the order in which they were made; `frd.engine.memory.report` sorts them by onset."""
         self._open: list[RankRise] = []
         """In no decision yet."""
+
+    @property
+    def is_busy(self) -> bool:
+        """There is something to decide or to report."""
+        return bool(self._open or self.decided)
 
     def advance(self, horizon_ns: int, rises: Iterable[RankRise], coverage: Coverage) -> None:
         """Decide what the samples up to the horizon decide.

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory.levels import ENOUGH, LASTING, MOST, NOISE
+from frd.engine.memory.levels import ENOUGH, LASTING, MOST, NOISE, REVEALED_NS
 from frd.engine.state.tables import GrowingColumns, column
 from frd.model import Bools, Int64s
 
@@ -79,6 +79,8 @@ class Excursions(GrowingColumns):
     high: Int64s = column(np.int64)
     band: Int64s = column(np.int64)
     former: Int64s = column(np.int64, -1)
+    seen: Int64s = column(np.int64)
+    """End of its first sample."""
     lowest: Int64s = column(np.int64)
     top: Int64s = column(np.int64)
     samples: Int64s = column(np.int64)
@@ -90,6 +92,9 @@ class Excursions(GrowingColumns):
     """So many samples below end it."""
     established: Bools = column(np.bool_)
     ready: Bools = column(np.bool_)
+    sized_at: Int64s = column(np.int64)
+    size: Int64s = column(np.int64)
+    """How far it rose within `REVEALED_NS`, or until its end; and when that was known."""
     twice_at: Int64s = column(np.int64)
     """End of the first sample beyond the band and its height again; 0 not yet."""
     grown_to: Int64s = column(np.int64)
@@ -127,7 +132,7 @@ class Excursions(GrowingColumns):
         self.low[row], self.high[row], self.band[row] = level.low, level.high, level.band
         self.former[row] = level.former
         self.lowest[row] = MOST
-        self.lo[row], self.hi[row] = lo, hi
+        self.lo[row], self.hi[row], self.seen[row] = lo, hi, hi
         self.grown_to[row] = self.top[row] = level.high
         self.patience[row] = STEPS + level.dip
         self.steady[row] = LASTING
@@ -145,6 +150,8 @@ class Excursions(GrowingColumns):
         enough = np.maximum(self.band[row] - high, least)
         was_established, was_ready = self.established[row], self.ready[row]
         established = was_established | (rise >= enough)
+        sized = (self.sized_at[row] == 0) & (end >= self.seen[row] + REVEALED_NS)
+        self.sized_at[row[sized]], self.size[row[sized]] = end[sized], rise[sized]
         twice = (value > 2 * self.band[row] - self.low[row]) & (self.twice_at[row] == 0)
         self.twice_at[row[twice]] = end[twice]
         growth = np.where(established, rise // NOISE // 2, (high - self.low[row]) // CLEAR)

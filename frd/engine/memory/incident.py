@@ -11,13 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-import numpy as np
-
-from frd.engine.memory.levels import WINDOW_NS
-from frd.engine.memory.recent import BIN_NS
 from frd.engine.memory.rise import MemoryRise
-from frd.engine.memory.series import BATCH_NS, Series
-from frd.model import Bools, Confidence, Int64s, Kind
+from frd.model import Confidence, Kind
 
 RAN_OUT: Final = "memory ran out"
 """Why a spike is over that an OOM replaces."""
@@ -85,36 +80,3 @@ class MemoryIncident:
         self.rows[rank] = row
         self.victims.discard(rank)
         return len(self.rises) < most
-
-
-class Coverage:
-    """From when and up to when there are samples of each rank; one row a rank."""
-
-    def __init__(self, series: Series, on_host: bool) -> None:
-        n = series.count
-        row = np.flatnonzero(
-            series.watched[:n] & (series.on_host[:n] == on_host) & (series.first[:n] > 0)
-        )
-        row = row[np.argsort(series.rank[row], kind="stable")]
-        rank = series.rank[row]
-        start = np.flatnonzero(np.diff(rank, prepend=-1))
-        self.rank = rank[start]
-        self.first: Int64s = series.first[row]
-        self.newest: Int64s = series.end[row]
-        self.highest_band = 0
-        if len(row):
-            self.highest_band = int(series.band_height(row).max())
-            self.first = np.minimum.reduceat(self.first, start)
-            self.newest = np.maximum.reduceat(self.newest, start)
-
-    def is_complete(self, upto: int) -> bool:
-        """There are samples up to then, or of the batch before, of all ranks that send any."""
-        return bool((self.newest[self.is_alive(upto)] >= upto - BATCH_NS).all())
-
-    def is_alive(self, at: int) -> Bools:
-        """There are samples of the rank that an incident at that time could use."""
-        return self.newest >= at - WINDOW_NS
-
-    def saw(self, limit: int) -> Bools:
-        """There are samples of the rank for long enough before, and since."""
-        return (self.newest >= limit) & (self.first + BIN_NS <= limit)

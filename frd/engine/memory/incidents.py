@@ -18,8 +18,9 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory.incident import RAN_OUT, Coverage, MemoryIncident
-from frd.engine.memory.levels import SECOND, WINDOW_NS
+from frd.engine.memory.coverage import Coverage
+from frd.engine.memory.incident import RAN_OUT, MemoryIncident
+from frd.engine.memory.levels import BATCH_NS, REVEALED_NS, SECOND, WINDOW_NS
 from frd.engine.memory.onset import (
     NEARLY_ALL,
     Rises,
@@ -31,7 +32,7 @@ from frd.engine.memory.onset import (
 )
 from frd.engine.memory.recent import BIN_NS
 from frd.engine.memory.rise import Failure, MemoryRise, failed_rise, rise_of
-from frd.engine.memory.series import BATCH_NS, REVEALED_NS, Series
+from frd.engine.memory.series import Series
 from frd.model import AlignedNs, Int64s, Kind
 
 _HIDDEN_PART: Final = 16

@@ -27,6 +27,14 @@ CELLS: Final = 32
 WINDOW_NS: Final = 60 * SECOND
 """What is usual was seen within this long. A rise that begins within this long after another is
 likely to be its consequence; a level that lasts for this long is no rise any more."""
+BATCH_NS: Final = SECOND // 2
+"""What happens within a batch of samples happens at one time: a rate is measured from batch to
+batch, and samples of other ranks for the same time are waited for this long. In half of it the
+noise of few samples is taken for a rate; in twice as much a jump has a rate, and is taken for a
+rise that goes on."""
+REVEALED_NS: Final = 5 * SECOND
+"""How long a rise may look smaller than it is, because a usual movement hides it or it climbs in
+steps. All ranks begin a phase of the program (an evaluation) within this."""
 LASTING: Final = 20
 """Samples that are a time of their own: the newest ones do not show what is usual; and what has
 lasted for them is no outlier. Half of it is the length of a training step that is sampled well."""
@@ -134,7 +142,7 @@ class Levels(GrowingColumns):
     def _older(self, row: Int64s, least: int) -> Int64s:
         """The end of the cells that are not the newest: those are `LASTING` samples and a quarter
         of all. `least`: whether at least half of the samples are older."""
-        upto = np.where(_AT < self._from[row, None], 0, self._samples[row]).cumsum(axis=1)
+        upto = np.where(self._from[row, None] > _AT, 0, self._samples[row]).cumsum(axis=1)
         total = upto[:, -1]
         older = total - np.maximum(LASTING, total // 2 // 2)
         older = np.maximum(older, least * (total + 1) // 2)
@@ -148,8 +156,8 @@ class Levels(GrowingColumns):
         """If memory was released and stays so, longer than it usually does, only what came after
         it is usual."""
         older, cells = self._older(row, 0), self._cells[row]
-        is_old = (_AT < older[:, None]) & (_AT >= self._from[row, None])
-        is_new = (_AT >= older[:, None]) & (_AT < cells[:, None])
+        is_old = (older[:, None] > _AT) & (self._from[row, None] <= _AT)
+        is_new = (older[:, None] <= _AT) & (cells[:, None] > _AT)
         lows, highs = self._low[row], self._high[row]
         last = np.where(is_new, highs, -1).max(axis=1)
         moves = last - np.where(is_new, lows, MOST).min(axis=1)
@@ -168,7 +176,7 @@ class Levels(GrowingColumns):
 
     def _low_runs(self, row: Int64s, middle: Int64s) -> tuple[Int64s, Int64s]:
         """For how many cells each has been below the middle, and the most before it came back."""
-        is_low = (_AT < self._cells[row, None]) & (self._high[row] < middle[:, None])
+        is_low = (self._cells[row, None] > _AT) & (self._high[row] < middle[:, None])
         run = longest = np.zeros(len(row), np.int64)
         last = self._cells[row] - 1
         stays = run
@@ -181,10 +189,10 @@ class Levels(GrowingColumns):
     def usual(self, row: Int64s, least_slack: int) -> Range:
         """Of series with at least one complete cell."""
         begin = self._from[row, None]
-        is_known = (_AT >= begin) & (_AT < self._older(row, 1)[:, None])
+        is_known = (begin <= _AT) & (self._older(row, 1)[:, None] > _AT)
         lows, highs = np.where(is_known, self._low[row], MOST), self._high[row]
         high = np.where(is_known, highs, -1).max(axis=1)
-        former = np.where(_AT < begin, highs, -1).max(axis=1)
+        former = np.where(begin > _AT, highs, -1).max(axis=1)
         low = np.sort(lows, axis=1)[np.arange(len(row)), is_known.sum(axis=1) // LOW_SHARE]
         share = 1 / 2 + ENOUGH / (self._samples[row] * is_known).sum(axis=1)
         slack = np.maximum(((high - low) * share).astype(np.int64), least_slack)

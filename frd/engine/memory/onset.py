@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from frd.engine.memory.levels import SECOND, WINDOW_NS
+from frd.engine.memory.levels import BATCH_NS, REVEALED_NS, SECOND, WINDOW_NS
 from frd.engine.memory.recent import BIN_NS
-from frd.engine.memory.series import BATCH_NS, REVEALED_NS, Series
+from frd.engine.memory.series import Series
 from frd.engine.policy import Policy
 from frd.model import Bools, Int32s, Int64s
 

@@ -10,9 +10,8 @@ decided as of a time follows from the samples up to it, however often the judge 
 
 from __future__ import annotations
 
-from collections.abc import Set
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final
 
 from frd.engine.memory.levels import MOST
 from frd.engine.memory.rises import Attribution
@@ -26,6 +25,8 @@ class RankRise:
     """A rise, or what may become one. Times are aligned ns, sizes bytes."""
 
     rank: int
+    row: int
+    """Of its series."""
     kind: SeriesKind
     on_host: bool
     device: str
@@ -65,10 +66,6 @@ class RankRise:
     alarming_at: int = FOREVER
     """When it was worth a finding."""
     attribution: Attribution = Attribution.UNKNOWN
-    began: tuple[int, int] = (0, 0)
-    """Its onset on the clock of its host, without that clock's error."""
-    origin: Any = None
-    """What a recording says of the code that took the first sample of it."""
 
     @property
     def is_rise(self) -> bool:
@@ -78,21 +75,3 @@ class RankRise:
     def may_be_rise(self, now: int) -> bool:
         """At that time it was not known whether it is a rise."""
         return self.seen <= now < min(self.ready, self.end)
-
-
-class Coverage(Protocol):
-    """The samples that there are of each rank; the answers are asked for when something rises."""
-
-    @property
-    def ranks(self) -> int:
-        """How many ranks are watched."""
-
-    def gap(self, rank: int) -> int:
-        """The usual time between two of its samples, ns."""
-
-    def shown_at(self, when: int, but: Set[int]) -> int:
-        """When it was known what each rank, but these, did until `when`: it has a sample that began
-        then or later, or was silent for long. After the horizon if it is not known there."""
-
-    def silent_at(self, when: int) -> set[int]:
-        """The ranks without a sample around that time."""

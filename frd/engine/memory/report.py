@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Final, assert_never
 
 from frd.engine.findings import text
-from frd.engine.memory.baseline import REVEALED_NS, SECOND
 from frd.engine.memory.decisions import COMMON, LINK_NS, NEARLY_ALL, Decision, Outcome
+from frd.engine.memory.levels import REVEALED_NS, SECOND
 from frd.engine.memory.rank_rise import FOREVER, RankRise
 from frd.engine.memory.rises import Rise, RiseSuspect
 from frd.engine.memory.text import duration, size, whose

@@ -14,8 +14,8 @@ import numpy as np
 
 from frd.engine.memory.levels import SECOND
 from frd.engine.memory.rises import Attribution
-from frd.engine.memory.series import KINDS, Series
-from frd.model import AlignedNs, MemoryEvent, MemoryEventKind, SeriesKind
+from frd.engine.memory.series import Series
+from frd.model import AlignedNs, MemoryEvent, MemoryEventKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def rise_of(
         bytes_per_s=float(series.rate[row]),
         at=int(series.end[row]),
         headroom_bytes=_headroom(series, row),
-        attribution=_attribution(series, row),
+        attribution=series.attribution(row),
         requested_bytes=_requested(failures),
         out_of_memory=bool(failures),
         kill=_kill(failures),
@@ -126,25 +126,3 @@ def _headroom(series: Series, row: int) -> int:
     row_array = np.array([row])
     has_capacity = series.capacity_of(row_array)[0] > 0
     return int(series.headroom(row_array)[0]) if has_capacity else -1
-
-
-def _attribution(series: Series, row: int) -> Attribution:
-    """The owner of the memory that this series shows."""
-    n = series.count
-    is_near = (series.rank[:n] == series.rank[row]) & (series.pool[:n] == series.pool[row])
-    rows_of_rank = np.flatnonzero(is_near & (series.value[:n] >= 0))
-    kinds = [KINDS[kind] for kind in series.kind[rows_of_rank]]
-    risen = dict(zip(kinds, series.risen(rows_of_rank).tolist(), strict=True))
-    half_of_rise = int(series.risen(np.array([row]))[0]) / 2
-    match KINDS[series.kind[row]]:
-        case SeriesKind.HOST_USED:
-            return Attribution.HOST
-        case SeriesKind.TORCH_RESERVED | SeriesKind.TORCH_ALLOCATED:
-            return Attribution.ALLOCATOR
-        case kind:
-            torch = risen.get(SeriesKind.TORCH_RESERVED, risen.get(SeriesKind.TORCH_ALLOCATED))
-            if torch is not None and torch >= half_of_rise:
-                return Attribution.ALLOCATOR
-            if kind is SeriesKind.PROCESS_USED:
-                return Attribution.PROCESS if torch is None else Attribution.DRIVER
-            return Attribution.UNKNOWN if torch is None else Attribution.OUTSIDE

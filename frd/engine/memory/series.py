@@ -21,23 +21,26 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from frd.engine.memory.excursions import CLEAR, QUARTER, Excursions, Level, Step
-from frd.engine.memory.levels import ENOUGH, LASTING, MOST, NOISE, SECOND, WINDOW_NS, Levels
+from frd.engine.memory.excursions import CLEAR, QUARTER, STEPS, Excursions, Level, Step
+from frd.engine.memory.levels import (
+    BATCH_NS,
+    ENOUGH,
+    LASTING,
+    MOST,
+    NOISE,
+    REVEALED_NS,
+    SECOND,
+    WINDOW_NS,
+    Levels,
+)
 from frd.engine.memory.rank_rise import FOREVER, RankRise
 from frd.engine.memory.recent import Recent
+from frd.engine.memory.rises import Attribution
 from frd.engine.memory.trend import Trend
 from frd.engine.policy import Policy
 from frd.engine.state.tables import GrowingColumns, column
 from frd.model import Bools, Float64s, Int32s, Int64s, MemoryColumns, SeriesInfo, SeriesKind
 
-BATCH_NS: Final = SECOND // 2
-"""What happens within a batch of samples happens at one time: a rate is measured from batch to
-batch, and samples of other ranks for the same time are waited for this long. In half of it the
-noise of few samples is taken for a rate; in twice as much a jump has a rate, and is taken for a
-rise that goes on."""
-REVEALED_NS: Final = 5 * SECOND
-"""How long a rise may look smaller than it is, because a usual movement hides it or it climbs in
-steps. All ranks begin a phase of the program (an evaluation) within this."""
 SETTLED_NS: Final = 300 * SECOND
 """A rise that a finding reports is over when its level has lasted for this long."""
 LARGE: Final = 0.05
@@ -84,8 +87,14 @@ class Series(GrowingColumns):
     """Begin of the first sample."""
     begin: Int64s = column(np.int64)
     end: Int64s = column(np.int64)
+    samples: Int64s = column(np.int64)
     gap: Int64s = column(np.int64)
-    """Between samples, lately."""
+    """Between samples, on average."""
+    quiet_from: Int64s = column(np.int64)
+    quiet_to: Int64s = column(np.int64)
+    """Begins of the samples before and after the last long time without any."""
+    again: Bools = column(np.bool_)
+    """Another process of the rank had it before."""
     value: Int64s = column(np.int64, -1)
     top: Int64s = column(np.int64, -1)
     """The highest of the last batch."""
@@ -173,6 +182,7 @@ class Series(GrowingColumns):
         self._end(row[self.excursions.out[row]], self.end[row[self.excursions.out[row]]])
         self._close(row)
         self.clear_rows(row, keep=_KEPT)
+        self.again[row] = True
         for part in (self.levels, self.excursions, self.recent, self.trend):
             part.clear_rows(row)
 
@@ -193,8 +203,9 @@ class Series(GrowingColumns):
         first_begin, last_begin, last_end = begin[at, first], begin[at, last], end[at, last]
         is_new = self.first[row] == 0
         self.first[row[is_new]] = first_begin[is_new]
-        gap = (last_begin - np.where(is_new, first_begin, self.begin[row])) // count
-        self.gap[row] = np.where(is_new & (count == 1), self.gap[row], gap)
+        self._see_gaps(row, np.where(has, begin, 0))
+        self.samples[row] += count
+        self.gap[row] = (last_begin - self.first[row]) // np.maximum(self.samples[row] - 1, 1)
         self._set_capacity(row, columns.capacity)
         top = values.max(axis=1)
         low = np.where(has, values, MOST).min(axis=1)
@@ -219,6 +230,18 @@ class Series(GrowingColumns):
         rising = row[self.rising[row]]
         if len(rising):
             self._judge(rising)
+
+    def _see_gaps(self, row: Int64s, begin: Int64s) -> None:
+        """Where there was no sample for long: `begin` is 0 where a series has none."""
+        newest = np.where(self.begin[row] > 0, self.begin[row], self.first[row])
+        at = np.maximum.accumulate(np.column_stack((newest, begin)), axis=1)
+        gaps = np.diff(at, axis=1)
+        longest = gaps.argmax(axis=1)
+        pick = np.arange(len(row))
+        quiet = gaps[pick, longest] > np.maximum(STEPS * self.gap[row], BATCH_NS)
+        if quiet.any():
+            row, pick, longest = row[quiet], pick[quiet], longest[quiet]
+            self.quiet_from[row], self.quiet_to[row] = at[pick, longest], at[pick, longest + 1]
 
     def _is_calm(self, row: Int64s, low: Int64s, top: Int64s, count: Int64s) -> Bools:
         """Nothing of these series needs to be followed sample by sample."""
@@ -376,6 +399,8 @@ class Series(GrowingColumns):
             if (rise := self._open.pop(at, None)) is not None:
                 self._update(rise)
                 rise.end = when
+                if rise.sized == FOREVER:
+                    rise.sized, rise.size = when, rise.peak - rise.high
 
     def _accept(self, row: Int64s) -> None:
         """What the excursions of these series showed is usual."""
@@ -411,25 +436,29 @@ class Series(GrowingColumns):
         rank, one = int(self.rank[row]), self.excursions
         if self.is_others(np.array([row]))[0]:
             return
-        for other in self.near.get((rank, int(self.pool[row])), ()):
+        for other in self.near.get(self._place(row), ()):
             known = self._open.get(other)
             if known is not None and (known.established < FOREVER or not one.established[row]):
                 return
         calm = int(one.calm[row])
+        if calm < ENOUGH and self.again[row]:  # memory that another process fills from nothing
+            return
+        lo = int(one.lo[row])
+        seen = int(one.hi[row])
+        at = np.array([row])
         rise = RankRise(
             rank=rank,
             row=row,
             on_host=bool(self.on_host[row]),
             kind=KINDS[self.kind[row]],
             device=self.infos[row].device if self.infos else "",
-            lo=int(one.lo[row]) if calm >= ENOUGH else int(self.first[row]),
-            hi=int(one.hi[row]),
-            seen=int(one.hi[row]),
-            grown=int(one.hi[row]),
+            lo=lo if calm >= ENOUGH else int(self.first[row]),
+            lo_when_seen=int(one.onset(at, self.low_at[at], seen)[0]) if calm >= ENOUGH else lo,
+            hi=seen,
+            seen=seen,
+            high=int(one.high[row]),
             from_start=calm < ENOUGH,
             began_before=calm < 2,
-            high=int(one.high[row]),
-            peak=int(one.top[row]),
         )
         self._open[row] = rise
         self.rises.append(rise)
@@ -442,8 +471,12 @@ class Series(GrowingColumns):
             self._parts.pop(at, None)
 
     def _update(self, rise: RankRise) -> None:
-        one = self.excursions
-        rise.peak, rise.grown = int(one.top[rise.row]), int(one.grown_at[rise.row])
+        one, row = self.excursions, rise.row
+        rise.peak, rise.grown = int(one.top[row]), int(one.grown_at[row])
+        if one.sized_at[row]:
+            rise.sized, rise.size = int(one.sized_at[row]), int(one.size[row])
+        if one.ready[row]:
+            rise.attribution = self.attribution(row)
 
     def take_rises(self) -> list[RankRise]:
         """The new rises since the last call; all that go on are up to date."""
@@ -512,6 +545,35 @@ class Series(GrowingColumns):
         risen: Int64s = np.maximum(self.top[row] - base, 0)
         return risen
 
+    def gain(self, row: Int64s) -> Int64s:
+        """The most beyond the usual level of rises, and of the last batch."""
+        rising = self.rising[row]
+        level = np.where(rising, self.base[row], self.high[row])
+        gain: Int64s = np.where(rising, self.peak[row], self.top[row]) - level
+        return np.maximum(gain, 0)
+
+    def attribution(self, row: int) -> Attribution:
+        """The owner of the memory that this series shows."""
+        rows = [at for at in self.near.get(self._place(row), [row]) if self.value[at] >= 0]
+        gains = dict(
+            zip((KINDS[self.kind[at]] for at in rows), self.gain(np.array(rows)), strict=True)
+        )
+        match KINDS[self.kind[row]]:
+            case SeriesKind.HOST_USED:
+                return Attribution.HOST
+            case SeriesKind.TORCH_RESERVED | SeriesKind.TORCH_ALLOCATED:
+                return Attribution.ALLOCATOR
+            case kind:
+                torch = gains.get(SeriesKind.TORCH_RESERVED, gains.get(SeriesKind.TORCH_ALLOCATED))
+                if torch is not None and 2 * torch >= self.gain(np.array([row]))[0]:
+                    return Attribution.ALLOCATOR
+                if kind is SeriesKind.PROCESS_USED:
+                    return Attribution.PROCESS if torch is None else Attribution.DRIVER
+                return Attribution.UNKNOWN if torch is None else Attribution.OUTSIDE
+
+    def _place(self, row: int) -> tuple[int, int]:
+        return int(self.rank[row]), int(self.pool[row])
+
     def is_others(self, row: Int64s) -> Bools:
         """Whole devices and cgroups, of ranks of which is known what they hold there, or that
         several ranks share: what they hold does not accuse them."""
@@ -521,10 +583,7 @@ class Series(GrowingColumns):
     def taken_by_others(self, row: Int64s) -> Int64s:
         """Of the rise of whole devices and cgroups what is not of ranks on that device or node."""
         own = np.flatnonzero((self.watched & self.known & ~self.shared)[: self.count])
-        rising = self.rising[own]
-        level = np.where(rising, self.base[own], self.high[own])
-        risen = np.where(rising, self.peak[own], self.top[own]) - level
-        of_ranks = np.bincount(self.pool[own], np.maximum(risen, 0), self.count)
+        of_ranks = np.bincount(self.pool[own], self.gain(own), self.count)
         others = self.peak[row] - self.base[row] - of_ranks[self.pool[row]].astype(np.int64)
         return np.where(self.shared[row] & self.rising[row], np.maximum(others, 0), 0)
 
