@@ -17,15 +17,13 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
 
-from frd.engine.memory.baseline import REVEALED_NS, SECOND
+from frd.engine.memory.baseline import REVEALED_NS
 from frd.engine.memory.rank_rise import FOREVER, Coverage, RankRise
 
 NEARLY_ALL: Final = 0.8
 """Share of the ranks that counts as nearly all."""
 COMPARABLE: Final = 0.2
 """Rises are alike if the smaller one is at least this share of the larger one."""
-LINK_NS: Final = 60 * SECOND
-"""A rise that begins within this long after another is likely to be its consequence."""
 _DOUBT_GAPS: Final = 10
 """Samples for which a small excursion may still become a rise, if that is longer than the time
 after which a small rise is no cause."""
@@ -109,7 +107,9 @@ class Decision:
 class Decisions:
     """The rises of one job, decided as time goes on."""
 
-    def __init__(self) -> None:
+    def __init__(self, link_ns: int) -> None:
+        """A rise that begins within `link_ns` after another is likely to be its consequence."""
+        self._link_ns = link_ns
         self.decided: list[Decision] = []
         """In the order in which they were made; `frd.engine.memory.report` sorts them by onset."""
         self._open: list[RankRise] = []
@@ -132,7 +132,7 @@ class Decisions:
             self._decide(now, together, coverage)
 
     def forget(self, before_ns: int) -> None:
-        """Drop what was over by then, which should be `LINK_NS` before the horizon or earlier: it
+        """Drop what was over by then, which should be `link_ns` before the horizon or earlier: it
         is neither compared nor reported any more."""
         self._open = [one for one in self._open if one.end >= before_ns or one.ready < FOREVER]
         self.decided = [one for one in self.decided if one.end >= before_ns]
@@ -275,13 +275,24 @@ class Decisions:
 
     def _take(self, decision: Decision) -> None:
         self._remove(decision.rises)
-        before = next((one for one in reversed(self.decided) if _follows(decision, one)), None)
+        before = next((one for one in reversed(self.decided) if self._follows(decision, one)), None)
         if before is not None:
             decision.follows = True
             decision.cause = before.cause
             if before.outcome not in COMMON and before.cause in {None, *decision.ranks}:
                 decision.cause = before.rises[0].rank
         self.decided.append(decision)
+
+    def _follows(self, one: Decision, before: Decision) -> bool:
+        """One may be a consequence of the other, or a late part of it."""
+        if before.outcome in COMMON:
+            is_late = before.ranks.isdisjoint(one.ranks)
+            if before.outcome is Outcome.STARTING and not is_late:
+                return False
+            return one.lo <= before.latest + (REVEALED_NS if is_late else 0)
+        if before.back < one.lo or abs(one.lo - min(before.end, one.lo)) > self._link_ns:
+            return False
+        return before.ranks.isdisjoint(one.ranks)
 
     def _remove(self, rises: Iterable[RankRise]) -> None:
         taken = set(rises)
@@ -298,7 +309,7 @@ class Decisions:
             and _are_nearly_all(later, coverage.ranks - 1)
             and all(one.from_start and one.lo_when_seen >= first.hi for one in others)
             and coverage.shown_at(first.hi, {first.rank}) <= horizon
-            and horizon - first.hi <= _DOUBT_GAPS * coverage.gap(first.rank)
+            and horizon - first.hi <= _DOUBT_GAPS // 2 * coverage.gap(first.rank)
         )
 
 
@@ -343,15 +354,3 @@ def _first_of_each(rises: Iterable[RankRise]) -> list[RankRise]:
     for one in rises:
         first.setdefault(one.rank, one)
     return list(first.values())
-
-
-def _follows(one: Decision, before: Decision) -> bool:
-    """One may be a consequence of the other, or a late part of it."""
-    if before.outcome in COMMON:
-        is_late = before.ranks.isdisjoint(one.ranks)
-        if before.outcome is Outcome.STARTING and not is_late:
-            return False
-        return one.lo <= before.latest + (REVEALED_NS if is_late else 0)
-    if before.back < one.lo or abs(one.lo - min(before.end, one.lo)) > LINK_NS:
-        return False
-    return before.ranks.isdisjoint(one.ranks)

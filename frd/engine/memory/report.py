@@ -9,26 +9,27 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from itertools import islice
-from typing import Final, assert_never
+from typing import assert_never
 
 from frd.engine.findings import text
 from frd.engine.memory.baseline import REVEALED_NS, SECOND
-from frd.engine.memory.decisions import COMMON, LINK_NS, NEARLY_ALL, Decision, Outcome
+from frd.engine.memory.decisions import COMMON, NEARLY_ALL, Decision, Outcome
 from frd.engine.memory.rank_rise import FOREVER, RankRise
 from frd.engine.memory.rises import Rise, RiseSuspect
 from frd.engine.memory.text import duration, size, whose
 from frd.forms import clock_text
 from frd.model import Confidence
 
-_LEAST_LEAD_NS: Final = SECOND // 10
-"""A shorter lead is in the text without a number: samples are not closer."""
-
 Parts = Sequence[Decision]
 """A rise that went on after pauses (a staircase) is one rise."""
 
 
 def report(
-    decisions: Iterable[Decision], ranks: int, now: int, uncertain: Set[int] = frozenset()
+    decisions: Iterable[Decision],
+    ranks: int,
+    now: int,
+    link_ns: int,
+    uncertain: Set[int] = frozenset(),
 ) -> Iterator[tuple[Rise, RankRise]]:
     """By onset, each with the rise of its first rank.
 
@@ -36,11 +37,12 @@ def report(
         decisions: all that are made, and those that are not yet; in any order.
         ranks: how many are watched.
         now: of the newest sample, aligned ns.
+        link_ns: a rise that goes on within this long after a pause is the same one.
         uncertain: ranks whose memory is not known, or not when.
     """
     ordered = sorted(decisions, key=lambda one: (one.lo, one.limit))
     onsets = [one.lo for one in ordered]
-    merged = _merged(ordered, now)
+    merged = _merged(ordered, now, link_ns)
     for place, parts in enumerate(merged):
         one = parts[0]
         near = slice(bisect_left(onsets, one.limit), bisect_right(onsets, one.limit + REVEALED_NS))
@@ -54,12 +56,12 @@ def report(
         yield replace(rise, text=_text(rise, one)), first
 
 
-def _merged(ordered: Iterable[Decision], now: int) -> list[list[Decision]]:
+def _merged(ordered: Iterable[Decision], now: int, link_ns: int) -> list[list[Decision]]:
     merged: list[list[Decision]] = []
     latest: dict[frozenset[int], list[Decision]] = {}
     for one in ordered:
         ranks = frozenset(one.ranks)
-        if (before := latest.get(ranks)) is not None and _goes_on(before, one, now):
+        if (before := latest.get(ranks)) is not None and _goes_on(before, one, now, link_ns):
             before.append(one)
             continue
         latest[ranks] = [one]
@@ -67,7 +69,7 @@ def _merged(ordered: Iterable[Decision], now: int) -> list[list[Decision]]:
     return merged
 
 
-def _goes_on(parts: Parts, one: Decision, now: int) -> bool:
+def _goes_on(parts: Parts, one: Decision, now: int, link_ns: int) -> bool:
     if parts[0].outcome not in (one.outcome, Outcome.BEGAN_BEFORE):
         return False
     if one.outcome not in (Outcome.FIRST, Outcome.TOGETHER):
@@ -76,7 +78,7 @@ def _goes_on(parts: Parts, one: Decision, now: int) -> bool:
     if any((rise.on_host, rise.device) != places[rise.rank] for rise in one.rises):
         return False  # Host memory does not go on in a device.
     fell_back = any(rise.back < FOREVER for rise in parts[-1].rises)
-    return one.lo - _ended(parts, now) <= (REVEALED_NS if fell_back else LINK_NS)
+    return one.lo - _ended(parts, now) <= (REVEALED_NS if fell_back else link_ns)
 
 
 def _ended(parts: Parts, now: int) -> int:
@@ -175,10 +177,9 @@ def _text(rise: Rise, one: Decision) -> str:
         parts.append(_too_early(rise))
     elif rise.suspects:
         if rise.next_rank is not None:
-            lead = "just"
-            if rise.lead_ns >= _LEAST_LEAD_NS:
-                lead = duration(rise.lead_ns / SECOND)
-            parts.append(f"{lead} before rank {rise.next_rank}")
+            lead = duration(rise.lead_ns / SECOND)
+            how_much = lead if lead != duration(0) else "just"
+            parts.append(f"{how_much} before rank {rise.next_rank}")
         parts.append(whose(rise.attribution))
     if rise.fell_back:
         parts.append("it fell back")

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from frd.engine.memory.baseline import SECOND
 from frd.engine.memory.decisions import Decision, Decisions
 from frd.engine.memory.rank_rise import RankRise
 from frd.engine.memory.report import report
 from frd.engine.memory.rises import Rise
+from frd.engine.policy import Policy
 from frd.model import Finding, Int64s
 from frd.offline.memory.feed import Lane, by_rank
 from frd.offline.memory.rises.series import RecordedCoverage, rank_rises, samples_of
@@ -55,12 +57,13 @@ def find_rises(
         rises += rank_rises(recorded, lanes, min_rise, since, reach)
     if not samples:
         return []
-    coverage, decisions = RecordedCoverage(samples, reach), Decisions()
+    link_ns = round(Policy().memory_link_s * SECOND)
+    coverage, decisions = RecordedCoverage(samples, reach), Decisions(link_ns)
     newest = max(int(at[-1]) for at in samples.values()) + reach
     decisions.advance(newest, rises, coverage)
     found = [*decisions.decided, *decisions.undecided(newest, coverage, is_over=True)]
     _mark_alarming(found, watched.findings)
-    return list(report(found, coverage.ranks, newest, uncertain))
+    return list(report(found, coverage.ranks, newest, link_ns, uncertain))
 
 
 def _mark_alarming(decisions: Sequence[Decision], findings: Sequence[Finding]) -> None:
