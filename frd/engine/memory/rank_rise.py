@@ -34,8 +34,8 @@ class RankRise:
     lo: int
     """It did not begin before this, as far as is known; it does not move once the rise is ready."""
     lo_when_seen: int
-    """The same as of `seen`: the end of doubt about other ranks must not depend on later samples.
-    If the level is unknown, it is the begin of the last sample before the rise."""
+    """The same as of `seen`: how long other ranks wait for it must not depend on later samples. If
+    the level is unknown, it is the begin of the last sample before the rise."""
     hi: int
     """It began by then: `seen`, or when it jumped, if only the jump made it a rise."""
     seen: int
