@@ -193,9 +193,13 @@ class Memory:
             uncertain: ranks whose memory is not known, or not when.
             is_over: no more samples will come.
         """
+        coverage = Coverage(self._series)
+        if is_over and coverage.ranks:
+            self._horizon = int(coverage.newest.max())
+            self._decisions.advance(self._horizon, self._series.take_rises(), coverage)
         if not self._decisions.is_busy:
             return []
-        coverage, decided = Coverage(self._series), self._decisions.decided
+        decided = self._decisions.decided
         open_ones = self._decisions.undecided(self._horizon, coverage, is_over=is_over)
         found = [*decided, *open_ones]
         return list(report(found, coverage.ranks, self._horizon, uncertain))

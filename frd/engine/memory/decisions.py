@@ -18,15 +18,13 @@ from enum import Enum, auto
 from typing import Final
 
 from frd.engine.memory.coverage import Coverage
-from frd.engine.memory.levels import REVEALED_NS, SECOND
+from frd.engine.memory.levels import REVEALED_NS, WINDOW_NS
 from frd.engine.memory.rank_rise import FOREVER, RankRise
 
 NEARLY_ALL: Final = 0.8
 """Share of the ranks that counts as nearly all."""
 COMPARABLE: Final = 0.2
 """Rises are alike if the smaller one is at least this share of the larger one."""
-LINK_NS: Final = 60 * SECOND
-"""A rise that begins within this long after another is likely to be its consequence."""
 _DOUBT_GAPS: Final = 10
 """Samples for which a small excursion may still become a rise, if that is longer than the time
 after which a small rise is no cause."""
@@ -138,7 +136,7 @@ class Decisions:
             self._decide(now, together, coverage)
 
     def forget(self, before_ns: int) -> None:
-        """Drop what was over by then, which should be `LINK_NS` before the horizon or earlier: it
+        """Drop what was over by then, which should be `WINDOW_NS` before the horizon or earlier: it
         is neither compared nor reported any more."""
         self._open = [one for one in self._open if one.end >= before_ns or one.ready < FOREVER]
         self.decided = [one for one in self.decided if one.end >= before_ns]
@@ -358,6 +356,6 @@ def _follows(one: Decision, before: Decision) -> bool:
         if before.outcome is Outcome.STARTING and not is_late:
             return False
         return one.lo <= before.latest + (REVEALED_NS if is_late else 0)
-    if before.back < one.lo or abs(one.lo - min(before.end, one.lo)) > LINK_NS:
+    if before.back < one.lo or abs(one.lo - min(before.end, one.lo)) > WINDOW_NS:
         return False
     return before.ranks.isdisjoint(one.ranks)

@@ -146,7 +146,8 @@ class Levels(GrowingColumns):
         total = upto[:, -1]
         older = total - np.maximum(LASTING, total // 2 // 2)
         older = np.maximum(older, least * (total + 1) // 2)
-        return (upto < older[:, None]).sum(axis=1) + (older > 0)
+        cells: Int64s = (upto < older[:, None]).sum(axis=1) + (older > 0)
+        return cells
 
     def may_have_left(self, row: Int64s, high: Int64s) -> Bools:
         """The last cell is below the usual range of these series."""

@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Final, assert_never
 
 from frd.engine.findings import text
-from frd.engine.memory.decisions import COMMON, LINK_NS, NEARLY_ALL, Decision, Outcome
-from frd.engine.memory.levels import REVEALED_NS, SECOND
+from frd.engine.memory.decisions import COMMON, NEARLY_ALL, Decision, Outcome
+from frd.engine.memory.levels import REVEALED_NS, SECOND, WINDOW_NS
 from frd.engine.memory.rank_rise import FOREVER, RankRise
 from frd.engine.memory.rises import Rise, RiseSuspect
 from frd.engine.memory.text import duration, size, whose
@@ -76,7 +76,7 @@ def _goes_on(parts: Parts, one: Decision, now: int) -> bool:
     if any((rise.on_host, rise.device) != places[rise.rank] for rise in one.rises):
         return False  # Host memory does not go on in a device.
     fell_back = any(rise.back < FOREVER for rise in parts[-1].rises)
-    return one.lo - _ended(parts, now) <= (REVEALED_NS if fell_back else LINK_NS)
+    return one.lo - _ended(parts, now) <= (REVEALED_NS if fell_back else WINDOW_NS)
 
 
 def _ended(parts: Parts, now: int) -> int:

@@ -453,7 +453,9 @@ class Series(GrowingColumns):
             kind=KINDS[self.kind[row]],
             device=self.infos[row].device if self.infos else "",
             lo=lo if calm >= ENOUGH else int(self.first[row]),
-            lo_when_seen=int(one.onset(at, self.low_at[at], seen)[0]) if calm >= ENOUGH else lo,
+            lo_when_seen=int(one.onset(at, self.low_at[at], one.hi[at])[0])
+            if calm >= ENOUGH
+            else lo,
             hi=seen,
             seen=seen,
             high=int(one.high[row]),

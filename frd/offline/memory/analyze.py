@@ -6,10 +6,9 @@ which of them are alarming is decided by the live engine, to which each job's sa
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Final
 
@@ -19,15 +18,24 @@ from frd.engine.attempt import Attempt
 from frd.engine.findings.claim import Known
 from frd.engine.findings.tracker import Tracker
 from frd.engine.memory.detector import MemoryDetector
+from frd.engine.memory.rank_rise import RankRise
+from frd.engine.memory.rises import Rise
 from frd.engine.policy import Policy
 from frd.errors import ConfigError, TelemetryError
 from frd.model import AlignedNs, AttemptKey, Confidence, Finding, FindingState
 from frd.offline.io.analysis import IoAnalysis
 from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank, RecordedRise
-from frd.offline.memory.feed import Feed, Lane, by_rank, lanes_of, process_text, series_kinds
+from frd.offline.memory.feed import (
+    Feed,
+    Lane,
+    by_rank,
+    device_text,
+    lanes_of,
+    process_text,
+    series_kinds,
+)
 from frd.offline.memory.notes import clocks_text, job_notes, notes_of, summary_of
 from frd.offline.memory.reading import Progress, read_recording
-from frd.offline.memory.rises.rises import MIN_RISE_BYTES, Watched, find_rises
 from frd.offline.memory.samples import Recorded
 from frd.offline.memory.telemetry import ALLOCATED, RESERVED, USED
 from frd.offline.phases.gains import PhaseSeries
@@ -38,6 +46,8 @@ CLOCK_UNCERTAINTY_S: Final = 1.0
 within twice that are a tie."""
 MAX_SECONDS: Final = 1e9
 """30 years; no recording is longer."""
+_FEW: Final = 2
+"""A rank with fewer samples is not judged."""
 _WARMUP_SHARE: Final = 0.25
 """Of a short record so much, at most, is taken for the job's start, in which a rise alarms only
 if it goes on."""
@@ -49,7 +59,7 @@ class MemoryOptions:
 
     clock_uncertainty_s: float = CLOCK_UNCERTAINTY_S
     """How far off each host's clock may be, where there are several hosts."""
-    min_rise_bytes: int = MIN_RISE_BYTES
+    min_rise_bytes: int = Policy().memory_min_rise_bytes
     """What is smaller is not a rise."""
     warmup_s: float | None = None
     """Rises within this long from the first sample of a job do not count. None: all rises are
@@ -115,9 +125,9 @@ def analyze_memory(
     findings: list[Finding] = []
     rises: list[RecordedRise] = []
     for job in jobs:
-        found = _less_sure(_findings(recorded, job, options.warmup_s), recorded, job)
-        findings += found
-        rises += _rises(recorded, job, found, phases, options)
+        found, risen = _judged(recorded, job, options)
+        findings += _less_sure(found, recorded, job)
+        rises += [_recorded(recorded, job, rise, first, phases) for rise, first in risen]
     # A file does not show how urgent a finding was then.
     findings = [replace(one, severity=None) for one in findings]
     findings.sort(key=lambda one: (one.state is FindingState.CLOSED, one.opened_at))
@@ -199,15 +209,18 @@ def _rank(recorded: Recorded, lanes: Sequence[Lane]) -> MemoryRank:
 # -- what was found ------------------------------------------------------------------------------
 
 
-def _findings(recorded: Recorded, job: MemoryJob, warmup_s: float | None) -> list[Finding]:
-    """As the live engine gives them, in their last version."""
+def _judged(
+    recorded: Recorded, job: MemoryJob, options: MemoryOptions
+) -> tuple[list[Finding], list[tuple[Rise, RankRise]]]:
+    """As the live engine gives them: findings in their last version, and all rises."""
     begin = min(lane.first_ns for lane in job.lanes)
-    live = Policy()
+    policy, warmup_s = Policy(memory_min_rise_bytes=options.min_rise_bytes), options.warmup_s
     if warmup_s is None:
-        warmup_s = min(live.memory_warmup_s, job.length_ns / 1e9 * _WARMUP_SHARE)
-    policy = replace(live, memory_warmup_s=warmup_s)
+        warmup_s = min(policy.memory_warmup_s, job.length_ns / 1e9 * _WARMUP_SHARE)
+    policy = replace(policy, memory_warmup_s=warmup_s)
     world_size = max(job.world_size, max(job.ranks) + 1)
     attempt = Attempt(AttemptKey(job.job, 0), world_size, policy, AlignedNs(begin))
+    attempt.memory.kept_ns = job.length_ns
     detector = MemoryDetector()
     life = detector.lifetime(policy)
     tracker = Tracker(attempt.key, [life])
@@ -218,7 +231,11 @@ def _findings(recorded: Recorded, job: MemoryJob, warmup_s: float | None) -> lis
         room = policy.max_findings - len(found)
         for event in tracker.update(life, look, room=room):
             found[event.finding.id] = event.finding
-    return list(found.values())
+    unsure = {lane.stream.rank for lane in job.lanes if lane.stream in recorded.backward}
+    few = {rank for rank, usage in job.ranks.items() if usage.samples < _FEW}
+    rises = attempt.memory.rises({*job.missing_ranks, *unsure, *few}, is_over=True)
+    since = begin + round((options.warmup_s or 0.0) * 1e9)
+    return list(found.values()), [one for one in rises if one[0].onset[1] >= since]
 
 
 def _less_sure(findings: Sequence[Finding], recorded: Recorded, job: MemoryJob) -> list[Finding]:
@@ -239,27 +256,24 @@ def _less_sure(findings: Sequence[Finding], recorded: Recorded, job: MemoryJob) 
     ]
 
 
-def _rises(
-    recorded: Recorded,
-    job: MemoryJob,
-    findings: Sequence[Finding],
-    phases: PhaseTable,
-    options: MemoryOptions,
-) -> Iterator[RecordedRise]:
-    watched = Watched(
-        lanes=job.lanes,
-        missing=job.missing_ranks,
-        clock_uncertainty_ns=job.clock_uncertainty_ns,
-        findings=findings,
-    )
-    warmup_ns = round((options.warmup_s or 0.0) * 1e9)
-    for rise, first in find_rises(recorded, watched, options.min_rise_bytes, warmup_ns):
-        scope = first.origin.scope_id if first.origin is not None else None
-        thread = first.origin.thread_id if first.origin is not None else None
-        phase = phases.at(job.job, first.rank, *first.began, scope_id=scope, thread_id=thread)
-        fields = {field.name: getattr(rise, field.name) for field in dataclasses.fields(rise)}
-        fields["text"] = "; ".join(filter(None, (rise.text, phase.text)))
-        yield RecordedRise(**fields, job=job.job, phase=phase)
+def _recorded(
+    recorded: Recorded, job: MemoryJob, rise: Rise, first: RankRise, phases: PhaseTable
+) -> RecordedRise:
+    """With what only files show: the phase of the program in which it began."""
+    reach = job.clock_uncertainty_ns
+    began, seen = (rise.onset[0] + reach, first.hi - reach), first.seen - reach
+    scope = thread = None
+    for lane in job.lanes:
+        device = "" if lane.stream.of_host else device_text(lane.stream)
+        if (lane.stream.rank, device) != (first.rank, first.device):
+            continue
+        row = lane.rows.start + int(recorded.end_ns[lane.rows].searchsorted(seen))
+        if row < lane.rows.stop and (origin := recorded.origin_of(row)) is not None:
+            scope, thread = origin.scope_id, origin.thread_id
+    phase = phases.at(job.job, first.rank, *began, scope_id=scope, thread_id=thread)
+    values = {field.name: getattr(rise, field.name) for field in fields(rise)}
+    values["text"] = "; ".join(filter(None, (rise.text, phase.text)))
+    return RecordedRise(**values, job=job.job, phase=phase)
 
 
 def _phases(
