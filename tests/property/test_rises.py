@@ -16,8 +16,7 @@ import pytest
 
 from frd.engine.memory.rises import Rise
 from frd.model import Confidence, Float64s, Int64s
-from frd.offline.memory.feed import Lane
-from frd.offline.memory.rises.rises import MIN_RISE_BYTES, Watched, find_rises
+from frd.offline.memory.analyze import MemoryOptions, analyze_memory
 from frd.offline.memory.samples import Recorded, Stream
 from tests.world.memory import EPOCH, GIB, MIB, Curve, S, plus, ramp, saw, stairs, step
 from tests.world.memory import level as steady
@@ -42,29 +41,19 @@ class Event:
 @dataclass(frozen=True)
 class Simulated:
     recorded: Recorded
-    lanes: Sequence[Lane]
     events: Sequence[Event]
     uncertainty: float
     period: float
 
-    def rises(self, end_ns: int = 1 << 62) -> list[Rise]:
+    def rises(self, end_ns: int = 1 << 62) -> Sequence[Rise]:
         """The rises of the samples before that time."""
-        lanes = [lane for lane in (self._before(lane, end_ns) for lane in self.lanes) if len(lane)]
-        watched = Watched(
-            lanes=lanes,
-            missing=sorted(
-                {one.stream.rank for one in self.lanes} - {x.stream.rank for x in lanes}
-            ),
-            clock_uncertainty_ns=round(self.uncertainty * S),
-            findings=(),
+        known = self.recorded.begin_ns < end_ns
+        columns = ("stream", "begin_ns", "end_ns", "values", "origin")
+        part = replace(
+            self.recorded, **{name: getattr(self.recorded, name)[known] for name in columns}
         )
-        return [rise for rise, _ in find_rises(self.recorded, watched, MIN_RISE_BYTES, 0)]
-
-    def _before(self, lane: Lane, end_ns: int) -> Lane:
-        at = self.recorded.begin_ns[lane.rows]
-        count = int(at.searchsorted(end_ns))
-        rows = slice(lane.rows.start, lane.rows.start + count)
-        return replace(lane, rows=rows, last_ns=int(at[count - 1]) if count else 0)
+        options = MemoryOptions(clock_uncertainty_s=self.uncertainty)
+        return analyze_memory(part, options=options).rises
 
 
 class Dice:
@@ -135,7 +124,7 @@ class Dice:
             EPOCH + np.round((at + error[rank * 2 // self.ranks]) * S).astype(np.int64)
             for rank, at in enumerate(times)
         ]
-        return Simulated(*_recorded(read, values), events, uncertainty, self.period)
+        return Simulated(_recorded(read, values), events, uncertainty, self.period)
 
     def _events(self, uncertainty: float) -> list[Event]:
         rng = self._rng
@@ -170,16 +159,12 @@ def _cache(gib: float, tau: float) -> Curve:
     return lambda t: np.floor(gib * GIB * -np.expm1(-t / tau) / block) * block
 
 
-def _recorded(read: Sequence[Int64s], values: Sequence[Int64s]) -> tuple[Recorded, list[Lane]]:
-    streams = [Stream("job", rank, "node", 1, "", rank, False) for rank in range(len(read))]
-    bounds = np.cumsum([0, *map(len, read)]).tolist()
-    lanes = [
-        Lane(stream, slice(*bounds[rank : rank + 2]), _CAPACITY, int(at[0]), int(at[-1]))
-        for rank, (stream, at) in enumerate(zip(streams, read, strict=True))
-    ]
+def _recorded(read: Sequence[Int64s], values: Sequence[Int64s]) -> Recorded:
+    hosts = [f"host{2 * rank // len(read)}" for rank in range(len(read))]
+    streams = [Stream("job", rank, host, 1, "", rank, False) for rank, host in enumerate(hosts)]
     begin, used = np.concatenate(read), np.concatenate(values)
     none = np.full(len(used), -1)
-    recorded = Recorded(
+    return Recorded(
         streams=streams,
         capacity=np.full(len(streams), _CAPACITY),
         stream=np.repeat(np.arange(len(read), dtype=np.int32), list(map(len, read))),
@@ -188,7 +173,7 @@ def _recorded(read: Sequence[Int64s], values: Sequence[Int64s]) -> tuple[Recorde
         values=np.column_stack((none, none, used)),
         bin_ns=0,
         ooms=[],
-        world_size={},
+        world_size={"job": len(read)},
         others=Counter(),
         refused=Counter(),
         later_versions=[],
@@ -196,7 +181,6 @@ def _recorded(read: Sequence[Int64s], values: Sequence[Int64s]) -> tuple[Recorde
         origin=np.full(len(used), -1, np.int32),
         origins=[],
     )
-    return recorded, lanes
 
 
 def _suspects(rises: Sequence[Rise]) -> list[set[int]]:

@@ -129,8 +129,6 @@ def _suspects(parts: Parts, is_sure: bool) -> tuple[RiseSuspect, ...]:
     match one.outcome:
         case Outcome.FIRST:
             confidence = _confidence(one, is_sure)
-            if one.follows and _is_alarming(parts):
-                confidence = Confidence.MEDIUM
         case Outcome.EARLIEST:
             confidence = Confidence.LOW
         case _:

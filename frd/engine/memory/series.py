@@ -124,6 +124,8 @@ class Series(GrowingColumns):
     back: Int64s = column(np.int64)
     """Samples for which it has been no higher than `rest`."""
     back_at: Int64s = column(np.int64)
+    spent: Int64s = column(np.int64, -1)
+    """The peak of the last rise that fell back: what rises to it again may be a habit."""
     grown_to: Int64s = column(np.int64)
     grown_at: Int64s = column(np.int64)
     """When it last grew by enough to say that it grows."""
@@ -365,6 +367,7 @@ class Series(GrowingColumns):
         for at, when in _pairs(row, self.back_at[row]):
             for rise in self._parts.get(at, ()):
                 rise.back = min(rise.back, when)
+        self.spent[row] = self.peak[row]
         self._close(row)
 
     def _took(self, row: Int64s, end: Int64s, step: Step) -> None:
@@ -418,7 +421,8 @@ class Series(GrowingColumns):
         new = self.ready_at[row] == 0
         first = row[new]
         self.ready_at[first], self.lo[first], self.hi[first] = now[new], lo[new], hi[new]
-        certain = one.is_certain(row)
+        again = np.abs(one.top[row] - self.spent[row]) <= (one.top[row] - one.high[row]) // NOISE
+        certain = one.is_certain(row) & ~again
         for at, when, *onset, is_certain in zip(
             *(column.tolist() for column in (row, now, lo, hi, certain)), strict=True
         ):
