@@ -59,9 +59,9 @@ class Memory:
         self._series = Series(policy)
         self._inbox = Inbox(self._series)
         numbers = count(1)
-        self._incidents = Incidents(self._series, numbers)
-        self._leaks = Leaks(self._series, numbers)
         self._decisions = Decisions()
+        self._incidents = Incidents(self._series, self._decisions, numbers)
+        self._leaks = Leaks(self._series, numbers)
         self._horizon = 0
         self.kept_ns = SETTLED_NS
         """How long rises are reported that are over."""

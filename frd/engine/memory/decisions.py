@@ -141,6 +141,14 @@ class Decisions:
         self._open = [one for one in self._open if one.end >= before_ns or one.ready < FOREVER]
         self.decided = [one for one in self.decided if one.end >= before_ns]
 
+    def may_be_earlier(self, limit: int) -> set[int]:
+        """Ranks with a small excursion that began by then and may become a rise."""
+        return {
+            one.rank
+            for one in self._open
+            if one.lo_when_seen <= limit and not one.from_start and one.ready == one.end == FOREVER
+        }
+
     def undecided(
         self, horizon_ns: int, coverage: Coverage, *, is_over: bool = False
     ) -> list[Decision]:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from frd.engine.memory.decisions import Decision
+from frd.engine.memory.rank_rise import RankRise
 from frd.engine.memory.rise import MemoryRise
 from frd.model import Confidence, Kind
 
@@ -50,6 +52,9 @@ class MemoryIncident:
     """No rank can have risen earlier without being seen by now."""
     nearly_all_rose: bool = False
     """(Nearly) all ranks rose soon after, perhaps for the same reason as the first one."""
+    decision: Decision | None = None
+    """Which ranks were first; None if no rise shows it."""
+    members: list[RankRise] = field(default_factory=list)
     keep_until: int = 0
     """It is not over before then (aligned ns), because an allocation failed."""
     over: str = ""

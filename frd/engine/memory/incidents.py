@@ -1,56 +1,52 @@
 """Incidents of memory that rises or runs out: which ranks they name, and when they are over.
 
-A rise that is worth a finding makes an incident once there are samples of all ranks for the time in
-which it began, or half a second later. A rank that is named then stays named: later data may show
-that another rank rose as early, which makes a tie, or later, which makes it a victim. Ranks whose
-samples are missing over the onset stay unknown until their samples arrive. An incident is over when
-no series of the ranks that it names rises any more.
+A rise that alarms makes an incident once it is decided which ranks rose first
+(`frd.engine.memory.decisions`). Its cause is the first of the rises that are linked with it and not
+much smaller. A rank that is named then stays named: later data may show that another rank rose as
+early, which makes a tie, or later, which makes it a victim. Ranks whose samples are missing over
+the onset stay unknown until their samples arrive. An incident is over when no series of the ranks
+that it names rises any more.
 
 A failed allocation makes an incident of a separate kind, in which the rises before it are the
-first causes; it replaces an earlier one that had foreseen it.
+first causes; it replaces an earlier one that had foreseen it. Memory that processes of no rank take
+is an incident that accuses no rank, once it will run out soon.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
 from frd.engine.memory.coverage import Coverage
-from frd.engine.memory.incident import RAN_OUT, MemoryIncident
-from frd.engine.memory.levels import BATCH_NS, REVEALED_NS, SECOND, WINDOW_NS
-from frd.engine.memory.onset import (
+from frd.engine.memory.decisions import (
+    COMPARABLE,
     NEARLY_ALL,
-    Rises,
-    Side,
-    current_rises,
-    first_cause,
-    matters,
-    with_failures,
+    Decision,
+    Decisions,
+    Outcome,
 )
+from frd.engine.memory.incident import RAN_OUT, MemoryIncident
+from frd.engine.memory.levels import BATCH_NS, NOISE, REVEALED_NS, SECOND, WINDOW_NS
+from frd.engine.memory.rank_rise import FOREVER, RankRise
 from frd.engine.memory.recent import BIN_NS
 from frd.engine.memory.rise import Failure, MemoryRise, failed_rise, rise_of
-from frd.engine.memory.series import Series
+from frd.engine.memory.series import SETTLED_NS, Series
 from frd.model import AlignedNs, Int64s, Kind
 
-_HIDDEN_PART: Final = 16
-"""The band of a series can hide a rise if it is higher than the rise divided by this."""
-_STEADY_FACTOR: Final = 3
-"""A slow rise whose recent rate is within this factor of its mean rate is a leak."""
+_AT_START = Outcome.STARTING, Outcome.BEGAN_BEFORE
 
 
 class Incidents:
     """The incidents over the series of one attempt, whose `incident` column it keeps."""
 
-    def __init__(self, series: Series, numbers: Iterator[int]) -> None:
+    def __init__(self, series: Series, decisions: Decisions, numbers: Iterator[int]) -> None:
         self._series = series
+        self._decisions = decisions
         self._numbers = numbers
         self._known: list[MemoryIncident] = []
         """Those that are not over."""
-        self._waiting: dict[tuple[Side, int], AlignedNs] = {}
-        """Since when the rise of a rank has waited for samples of other ranks."""
         self._failures: list[Failure] = []
 
     def add_failure(self, failure: Failure) -> None:
@@ -62,13 +58,13 @@ class Incidents:
         series = self._series
         if not (self._known or self._failures or series.rising[: series.count].any()):
             return []
-        for side in map(Side, (False, False, True, True), (False, True) * 2):
-            rises = current_rises(series, side, series.policy)
-            if not side.of_others:
-                self._take_failures(rises, side, now)
-            for incident in self._on_side(side):
-                self._update_incident(incident, rises)
-            self._add_new(rises, side, now)
+        for on_host in (False, True):
+            covered = Coverage(series, on_host)
+            self._take_failures(covered, on_host, now)
+            for incident in self._on(on_host):
+                self._update_incident(incident, covered)
+            self._add_new(covered, on_host)
+            self._add_others(on_host)
         found = self._known
         for incident in found:
             if not incident.drop_forecasts(series.is_flat):  # else first the text, then the end
@@ -76,142 +72,133 @@ class Incidents:
         self._known = [incident for incident in found if not incident.over]
         return found
 
-    def _on_side(self, side: Side) -> list[MemoryIncident]:
-        known = (one for one in self._known if not one.over)
-        return [one for one in known if (one.on_host, one.of_others) == side]
+    def _on(self, on_host: bool) -> list[MemoryIncident]:
+        return [one for one in self._known if not one.over and one.on_host == on_host]
 
     # -- new incidents -----------------------------------------------------------------------
 
-    def _add_new(self, rises: Rises, side: Side, now: AlignedNs) -> None:
-        """Rises that are worth a finding and belong to no incident."""
-        places = np.flatnonzero(rises.reportable & (rises.incident == 0))
-        ranks = {(side, rank) for rank in rises.rank[places].tolist()}
-        self._waiting = {
-            key: at for key, at in self._waiting.items() if key[0] != side or key in ranks
-        }
-        while len(places):
-            trigger = int(places[rises.hi[places].argmin()])
-            since = self._waiting.setdefault((side, int(rises.rank[trigger])), now)
-            covered = Coverage(self._series, side.on_host)
-            if now - since < BATCH_NS and not covered.is_complete(
-                int(self._series.reportable_at[rises.row[trigger]])
-            ):
-                break
-            self._new(rises, trigger, covered, side, Kind.MEMORY_SPIKE, {})
-            places = places[rises.incident[places] == 0]
+    def _add_new(self, covered: Coverage, on_host: bool) -> None:
+        """Decided rises that alarm and belong to no incident."""
+        free = self._free(on_host)
+        for decision, rises in free:
+            if any(one.alarming_at < FOREVER for one in rises if not one.incident):
+                decision, rises = self._cause(decision, rises, free)
+                self._new(decision, rises, covered, Kind.MEMORY_SPIKE)
+
+    def _free(self, on_host: bool) -> list[tuple[Decision, list[RankRise]]]:
+        """Decisions by onset, each with those of its rises that belong to no incident; of the start
+        of a job only those that alarm."""
+        free = []
+        for decision in sorted(self._decisions.decided, key=lambda one: one.lo):
+            is_start = decision.outcome in _AT_START
+            rises = [
+                one
+                for one in decision.rises
+                if one.on_host == on_host
+                and not one.incident
+                and (not is_start or one.alarming_at < FOREVER)
+            ]
+            if rises:
+                free.append((decision, rises))
+        return free
+
+    def _cause(
+        self,
+        decision: Decision,
+        rises: list[RankRise],
+        free: Iterable[tuple[Decision, list[RankRise]]],
+    ) -> tuple[Decision, list[RankRise]]:
+        """The first of the rises that are linked with these, and no trifle beside them."""
+        least = COMPARABLE * max(one.gain for one in rises)
+        begin = min(one.lo for one in rises)
+        for before, of_before in free:
+            matters = max(one.gain for one in of_before) >= least
+            if matters and _is_linked(of_before, begin):
+                return before, of_before
+        return decision, rises
 
     def _new(
-        self,
-        rises: Rises,
-        trigger: int,
-        covered: Coverage,
-        side: Side,
-        kind: Kind,
-        failures: dict[int, list[Failure]],
+        self, decision: Decision, first: Sequence[RankRise], covered: Coverage, kind: Kind
     ) -> MemoryIncident:
-        """A new incident, which the rise at `trigger` shows."""
-        limit = int(rises.hi[trigger])
-        alive = covered.rank[covered.is_alive(limit)]
-        ranks = len(np.union1d(alive, rises.rank[trigger]))
-        cause = first_cause(rises, trigger, ranks, self._series.policy)
-        limit = int(rises.hi[cause.first].min())
+        """A new incident, whose first causes are these rises."""
+        limit = min(one.hi for one in first)
         incident = MemoryIncident(
             number=next(self._numbers),
             kind=kind,
-            on_host=side.on_host,
+            on_host=first[0].on_host,
             limit=limit,
-            of_others=side.of_others,
-            common=cause.common,
-            last=int(rises.lo[trigger]),
+            common=decision.outcome is Outcome.TOGETHER,
+            last=max(one.lo for one in first),
+            decision=decision,
         )
         self._known.append(incident)
-        first = cause.first[np.argsort(rises.hi[cause.first])]
-        self._add_first_ranks(incident, rises, first, failures)
-        self._add_victims(incident, rises, cause.later)
-        silent = np.intersect1d(alive, covered.rank[~covered.saw(limit)])
-        incident.unknown = {
-            *silent.tolist(),
-            *rises.rank[cause.doubtful].tolist(),
-        } - incident.victims
-        lead = int(rises.risen[cause.first].min())
-        incident.is_certain = covered.highest_band * _HIDDEN_PART <= lead or covered.is_complete(
+        self._name(incident, first)
+        alive = set(covered.rank[covered.is_alive(limit)].tolist())
+        silent = alive & set(covered.rank[~covered.saw(limit)].tolist())
+        incident.unknown = (silent | decision.doubtful) - incident.rows.keys()
+        lead = min(one.gain for one in first)
+        incident.is_certain = covered.highest_band * NOISE <= lead or covered.is_complete(
             limit + REVEALED_NS
         )
-        incident.leak = kind is Kind.MEMORY_SPIKE and all(
-            map(self._is_leak, incident.rises.values())
-        )
+        incident.leak = kind is Kind.MEMORY_SPIKE and all(map(_is_leak, incident.rises.values()))
+        self._update_incident(incident, covered)
         return incident
 
-    def _is_leak(self, rise: MemoryRise) -> bool:
-        slow = rise.took_s >= WINDOW_NS / SECOND
-        at_this_rate, risen = rise.bytes_per_s * rise.took_s, rise.risen_bytes
-        return slow and risen / _STEADY_FACTOR <= at_this_rate <= risen * _STEADY_FACTOR
-
-    def _add_first_ranks(
-        self,
-        incident: MemoryIncident,
-        rises: Rises,
-        places: Int64s,
-        failures: dict[int, list[Failure]],
-    ) -> None:
+    def _name(self, incident: MemoryIncident, rises: Iterable[RankRise]) -> None:
         """Name ranks that may have risen first."""
-        for place in places.tolist():
-            rank, row = int(rises.rank[place]), int(rises.row[place])
-            if incident.name(rank, row, self._series.policy.max_suspects):
-                onset, why = (int(rises.lo[place]), int(rises.hi[place])), failures.get(rank, [])
-                incident.rises[rank] = (
-                    rise_of(self._series, row, onset, why)
-                    if row >= 0
-                    else failed_rise(rank, onset, why)
-                )
-        self._mark_rises(incident, rises, places)
+        rises = sorted(rises, key=lambda one: one.hi)
+        for one in rises:
+            is_new = one.rank not in incident.rows
+            if is_new and incident.name(one.rank, one.row, self._series.policy.max_suspects):
+                onset = (one.lo, one.hi)
+                incident.rises[one.rank] = rise_of(self._series, one.row, onset, ())
+        self._mark(incident, rises)
 
-    def _add_victims(self, incident: MemoryIncident, rises: Rises, places: Int64s) -> None:
-        if len(places):
-            incident.victims.update(rises.rank[places].tolist())
-            incident.victims -= incident.rows.keys()
-            incident.last = max(incident.last, int(rises.lo[places].max()))
-            self._mark_rises(incident, rises, places)
-
-    def _mark_rises(self, incident: MemoryIncident, rises: Rises, places: Int64s) -> None:
-        rises.incident[places] = incident.number
+    def _mark(self, incident: MemoryIncident, rises: Collection[RankRise]) -> None:
+        """These rises belong to the incident, in whichever series of their ranks."""
+        for one in rises:
+            one.incident = incident.number
+        incident.last = max(incident.last, *(one.lo for one in rises))
+        incident.members += rises
         series = self._series
         n = series.count
         rows_of_ranks = series.rising[:n] & (series.on_host[:n] == incident.on_host)
-        rows_of_ranks &= np.isin(series.rank[:n], rises.rank[places])
-        rows_of_ranks &= series.is_others(np.arange(n)) == incident.of_others
+        rows_of_ranks &= np.isin(series.rank[:n], [one.rank for one in rises])
+        rows_of_ranks &= ~series.is_others(np.arange(n))
         series.incident[:n][rows_of_ranks] = incident.number
 
     # -- what comes later --------------------------------------------------------------------
 
-    def _update_incident(self, incident: MemoryIncident, rises: Rises) -> None:
+    def _update_incident(self, incident: MemoryIncident, covered: Coverage) -> None:
         """Add ranks that rise now; drop unknown ranks whose new samples show no earlier rise."""
-        free = (rises.incident == 0) & rises.visible & (rises.lo <= incident.last + WINDOW_NS)
-        early = rises.lo <= incident.limit
+        if incident.of_others or (incident.leak and incident.decision is None):
+            return
         lead = max((rise.risen_bytes for rise in incident.rises.values()), default=0)
-        can_be_cause = matters(rises, lead) & (rises.hi >= incident.limit - WINDOW_NS)
-        self._add_first_ranks(incident, rises, np.flatnonzero(free & early & can_be_cause), {})
-        self._add_victims(incident, rises, np.flatnonzero(free & ~early))
-        covered = Coverage(self._series, incident.on_host)
-        soon_after = rises.rank[
-            (rises.incident == incident.number) & (rises.lo <= incident.limit + REVEALED_NS)
-        ]
+        for decision, rises in self._free(incident.on_host):
+            if min(one.lo for one in rises) > incident.last + WINDOW_NS:
+                break
+            gain = max(one.gain for one in rises)
+            early = decision is incident.decision or (
+                min(one.lo for one in rises) <= incident.limit
+                and max(one.hi for one in rises) >= incident.limit - WINDOW_NS
+            )
+            if early and gain >= COMPARABLE * lead:
+                self._name(incident, rises)
+            elif not early:
+                incident.victims.update(one.rank for one in rises)
+                incident.victims -= incident.rows.keys()
+                self._mark(incident, rises)
+        soon = {one.rank for one in incident.members if one.lo <= incident.limit + REVEALED_NS}
         alive = np.count_nonzero(covered.is_alive(incident.limit))
-        incident.nearly_all_rose |= bool(
-            len(soon_after) > 2 and len(soon_after) >= NEARLY_ALL * alive
-        )
+        incident.nearly_all_rose |= len(soon) > 2 and len(soon) >= NEARLY_ALL * alive
+        early_ones = self._decisions.may_be_earlier(incident.limit)
         if not incident.is_certain:
-            doubtful = (rises.incident == 0) & early & rises.fresh & ~rises.young
-            incident.unknown.update(rises.rank[doubtful].tolist())
+            incident.unknown |= early_ones
             incident.is_certain = covered.is_complete(incident.limit + REVEALED_NS)
         if incident.unknown:
-            seen = covered.rank[
-                covered.saw(incident.limit) & (covered.newest >= incident.limit + BIN_NS)
-            ]
-            incident.unknown &= {*rises.rank[early].tolist()} | (
-                incident.unknown - set(seen.tolist())
-            )
-            incident.unknown -= incident.rows.keys()
+            seen = covered.saw(incident.limit) & (covered.newest >= incident.limit + BIN_NS)
+            incident.unknown -= set(covered.rank[seen].tolist()) - early_ones
+            incident.unknown -= incident.rows.keys() | incident.victims
 
     def _over(self, incident: MemoryIncident, now: AlignedNs) -> str:
         """Why the incident is over; empty while it is not."""
@@ -219,22 +206,67 @@ class Incidents:
         rows = np.array([row for row in incident.rows.values() if row >= 0], np.int64)
         if now < incident.keep_until or bool((series.incident[rows] == incident.number).any()):
             return ""
+        lasted = f"{SETTLED_NS // SECOND} s"
         if not len(rows):
-            return f"no allocation has failed for {self._series.policy.memory_settle_s:.0f} s"
+            return f"no allocation has failed for {lasted}"
         if bool((series.value[rows] < 0).all()):
             return "its processes were replaced"
         if (series.back[rows] == 0).any():
-            return f"memory has not changed for {self._series.policy.memory_settle_s:.0f} s"
+            return f"memory has not changed for {lasted}"
         return "memory fell back"
+
+    # -- what others take --------------------------------------------------------------------
+
+    def _taken(self, on_host: bool) -> Int64s:
+        """Rows of devices and cgroups that processes of no rank fill; one for each rank."""
+        series = self._series
+        n = series.count
+        row = np.flatnonzero(series.rising[:n] & (series.on_host[:n] == on_host))
+        row = row[series.is_others(row)]
+        row = row[2 * series.taken_by_others(row) > series.gain(row)]
+        return row[np.unique(series.rank[row], return_index=True)[1]]
+
+    def _add_others(self, on_host: bool) -> None:
+        """What others take is said only when it will run out soon."""
+        series, row = self._series, self._taken(on_host)
+        known = next((one for one in self._on(on_host) if one.of_others), None)
+        due = (series.reportable_at[row] > 0) & series.runs_out(row, series.headroom(row))
+        if known is None and due.any():
+            known = self._new_of_others(row, on_host, Kind.MEMORY_SPIKE)
+        if known is not None:
+            for one in row.tolist():
+                self._name_other(known, one)
+
+    def _new_of_others(self, row: Int64s, on_host: bool, kind: Kind) -> MemoryIncident:
+        incident = MemoryIncident(
+            number=next(self._numbers),
+            kind=kind,
+            on_host=on_host,
+            limit=int(self._series.hi[row].min()),
+            of_others=True,
+            is_certain=True,
+        )
+        self._known.append(incident)
+        for one in row.tolist():
+            self._name_other(incident, one)
+        return incident
+
+    def _name_other(self, incident: MemoryIncident, row: int) -> None:
+        series, rank = self._series, int(self._series.rank[row])
+        series.incident[row] = incident.number
+        onset = (int(series.lo[row]), int(series.hi[row]))
+        incident.last = max(incident.last, onset[0])
+        if rank not in incident.rows and incident.name(rank, row, series.policy.max_suspects):
+            incident.rises[rank] = rise_of(series, row, onset, ())
 
     # -- failures ----------------------------------------------------------------------------
 
-    def _take_failures(self, rises: Rises, side: Side, now: AlignedNs) -> None:
+    def _take_failures(self, covered: Coverage, on_host: bool, now: AlignedNs) -> None:
         """Turn failed allocations and kills into an OOM, after a short wait for other ranks."""
         ripe: list[Failure] = []
         early: list[Failure] = []
         for failure in self._failures:
-            is_ripe = failure.on_host == side.on_host and now - failure.reported_at >= BATCH_NS
+            is_ripe = failure.on_host == on_host and now - failure.reported_at >= BATCH_NS
             (ripe if is_ripe else early).append(failure)
         if not ripe:
             return
@@ -245,38 +277,43 @@ class Incidents:
         at = max(failure.at for failure in ripe)
         related = [
             incident
-            for incident in (*self._on_side(side), *self._on_side(side._replace(of_others=True)))
+            for incident in self._on(on_host)
             if at <= incident.last + WINDOW_NS or incident.rows.keys() & by_rank.keys()
         ]
-        incident = next((one for one in related if one.kind is Kind.OOM), None)
-        if incident is None:
-            incident = (
-                self._foreseen_oom(related[0]) if related else self._new_oom(rises, side, by_rank)
-            )
+        related.sort(key=lambda incident: (incident.kind is not Kind.OOM, incident.of_others))
+        incident = related[0] if related else self._new_oom(covered, on_host, at, by_rank)
+        if incident.kind is not Kind.OOM:
+            incident = self._foreseen_oom(incident)
         for rank, failures in by_rank.items():
             self._ran_out(incident, rank, failures)
         incident.last = max(incident.last, at)
-        incident.keep_until = at + round(self._series.policy.memory_settle_s * SECOND)
+        incident.keep_until = at + SETTLED_NS
 
     def _new_oom(
-        self, rises: Rises, side: Side, by_rank: dict[int, list[Failure]]
+        self, covered: Coverage, on_host: bool, at: int, by_rank: dict[int, list[Failure]]
     ) -> MemoryIncident:
-        """An OOM that no incident has foreseen; its first ranks may have risen before, or other
-        processes where they ran out."""
-        ranks = sorted(by_rank)
-        if not (rises.visible & ~rises.young).any():
-            others = side._replace(of_others=True)
-            taken = current_rises(self._series, others, self._series.policy)
-            if np.isin(ranks, taken.rank[taken.visible]).all():
-                rises, side = taken, others
-        begin = [min(fail.onset[0] for fail in by_rank[rank]) for rank in ranks]
-        end = [min(fail.onset[1] for fail in by_rank[rank]) for rank in ranks]
-        size = [max(fail.event.requested_bytes for fail in by_rank[rank]) for rank in ranks]
-        columns = np.array(begin), np.array(end), np.array(size)
-        combined, places = with_failures(rises, np.array(ranks, np.int32), *columns)
-        trigger = int(places[combined.hi[places].argmin()])
-        covered = Coverage(self._series, side.on_host)
-        return self._new(combined, trigger, covered, side, Kind.OOM, by_rank)
+        """An OOM that no incident has foreseen; ranks may have risen before, or other processes
+        where they ran out."""
+        least = COMPARABLE * max(map(_requested, by_rank.values()))
+        for decision, rises in self._free(on_host):
+            is_cause = decision.outcome not in _AT_START and _is_linked(rises, at)
+            if is_cause and max(one.gain for one in rises) >= least:
+                return self._new(decision, rises, covered, Kind.OOM)
+        taken = self._taken(on_host)
+        if np.isin(list(by_rank), self._series.rank[taken]).all():
+            return self._new_of_others(taken, on_host, Kind.OOM)
+        limit = min(one.onset[1] for failures in by_rank.values() for one in failures)
+        first = [rank for rank, ones in by_rank.items() if _first(ones).onset[0] <= limit]
+        alive = set(covered.rank[covered.is_alive(limit)].tolist()) | by_rank.keys()
+        incident = MemoryIncident(
+            number=next(self._numbers),
+            kind=Kind.OOM,
+            on_host=on_host,
+            limit=limit,
+            common=len(alive) > 1 and len(first) >= NEARLY_ALL * len(alive),
+        )
+        self._known.append(incident)
+        return incident
 
     def _foreseen_oom(self, spike: MemoryIncident) -> MemoryIncident:
         """Memory that was rising has run out: an OOM replaces the spike."""
@@ -284,11 +321,13 @@ class Incidents:
         self._known.append(oom)
         spike.over = RAN_OUT
         self._series.incident[self._series.incident == spike.number] = oom.number
+        for one in oom.members:
+            one.incident = oom.number
         return oom
 
     def _ran_out(self, incident: MemoryIncident, rank: int, failures: list[Failure]) -> None:
         incident.failed.add(rank)
-        onset = min(failures, key=lambda failure: failure.at).onset
+        onset = _first(failures).onset
         if rank not in incident.rows and onset[0] > incident.limit:
             incident.victims.add(rank)
         elif rank not in incident.rows:
@@ -298,5 +337,25 @@ class Incidents:
             row, rise = incident.rows[rank], incident.rises[rank]
             if row >= 0 and self._series.incident[row] == incident.number:
                 rise = rise_of(self._series, row, rise.onset, failures)
-            asked = max(failure.event.requested_bytes for failure in failures)
+            asked = _requested(failures)
             incident.rises[rank] = replace(rise, out_of_memory=True, requested_bytes=asked)
+
+
+def _is_linked(rises: Iterable[RankRise], at: int) -> bool:
+    """What happened then may be a consequence of rises before."""
+    return any(one.back > at and at - min(one.end, at) <= WINDOW_NS for one in rises)
+
+
+def _is_leak(rise: MemoryRise) -> bool:
+    """It has risen slowly, for long, at a rate that is the present one."""
+    at_this_rate, risen = rise.bytes_per_s * rise.took_s, rise.risen_bytes
+    slow = rise.took_s >= WINDOW_NS / SECOND
+    return slow and risen / 2 <= at_this_rate <= risen * 2
+
+
+def _first(failures: Iterable[Failure]) -> Failure:
+    return min(failures, key=lambda failure: failure.at)
+
+
+def _requested(failures: Iterable[Failure]) -> int:
+    return max(failure.event.requested_bytes for failure in failures)

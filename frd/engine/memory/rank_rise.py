@@ -65,12 +65,18 @@ class RankRise:
     """the highest value so far: figures for people, which move until it is over."""
     alarming_at: int = FOREVER
     """When it was worth a finding."""
+    incident: int = 0
+    """Number of the incident that it belongs to; 0 none."""
     attribution: Attribution = Attribution.UNKNOWN
 
     @property
     def is_rise(self) -> bool:
         """It has been a rise, or may become one."""
         return self.ready < FOREVER or (self.established < self.end == FOREVER)
+
+    @property
+    def gain(self) -> int:
+        return self.peak - self.high
 
     def may_be_rise(self, now: int) -> bool:
         """At that time it was not known whether it is a rise."""
