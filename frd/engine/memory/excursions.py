@@ -24,9 +24,10 @@ from frd.model import Bools, Int64s
 
 CONTRAST: Final = 120
 """A rise is trusted if it is this many times as large as the usual range, divided by the samples
-that showed the range: 24 times if five did, three times if forty did; certainly, with twice as many."""
+that showed the range: 24 times if five did, thrice if forty did; certainly, with twice as many."""
 CLEAR: Final = 8
-"""A rise so many times as large as the usual range did not hide in it for long, and is no outlier."""
+"""A rise so many times as large as the usual range did not hide in it for long, and is no
+outlier."""
 STEPS: Final = 3
 """Samples over which steepness is measured; as many beyond the band are no outliers, and as many
 are no dip."""

@@ -35,8 +35,6 @@ from frd.engine.memory.rise import Failure, MemoryRise, failed_rise, rise_of
 from frd.engine.memory.series import SETTLED_NS, Series
 from frd.model import AlignedNs, Int64s, Kind
 
-_AT_START = Outcome.STARTING, Outcome.BEGAN_BEFORE
-
 
 class Incidents:
     """The incidents over the series of one attempt, whose `incident` column it keeps."""
@@ -86,17 +84,16 @@ class Incidents:
                 self._new(decision, rises, covered, Kind.MEMORY_SPIKE)
 
     def _free(self, on_host: bool) -> list[tuple[Decision, list[RankRise]]]:
-        """Decisions by onset, each with those of its rises that belong to no incident; of the start
-        of a job only those that alarm."""
+        """Decisions by onset, each with those of its rises that belong to no incident; of those
+        that began during warm-up only what alarms."""
         free = []
         for decision in sorted(self._decisions.decided, key=lambda one: one.lo):
-            is_start = decision.outcome in _AT_START
             rises = [
                 one
                 for one in decision.rises
                 if one.on_host == on_host
                 and not one.incident
-                and (not is_start or one.alarming_at < FOREVER)
+                and (not one.young or one.alarming_at < FOREVER)
             ]
             if rises:
                 free.append((decision, rises))
@@ -127,7 +124,7 @@ class Incidents:
             kind=kind,
             on_host=first[0].on_host,
             limit=limit,
-            common=decision.outcome is Outcome.TOGETHER,
+            common=decision.outcome is Outcome.TOGETHER and len(first) == len(decision.rises),
             last=max(one.lo for one in first),
             decision=decision,
         )
@@ -190,7 +187,8 @@ class Incidents:
                 self._mark(incident, rises)
         soon = {one.rank for one in incident.members if one.lo <= incident.limit + REVEALED_NS}
         alive = np.count_nonzero(covered.is_alive(incident.limit))
-        incident.nearly_all_rose |= len(soon) > 2 and len(soon) >= NEARLY_ALL * alive
+        nearly_all = len(soon) > 2 and len(soon) >= NEARLY_ALL * alive
+        incident.nearly_all_rose |= bool(nearly_all)
         early_ones = self._decisions.may_be_earlier(incident.limit)
         if not incident.is_certain:
             incident.unknown |= early_ones
@@ -296,8 +294,7 @@ class Incidents:
         where they ran out."""
         least = COMPARABLE * max(map(_requested, by_rank.values()))
         for decision, rises in self._free(on_host):
-            is_cause = decision.outcome not in _AT_START and _is_linked(rises, at)
-            if is_cause and max(one.gain for one in rises) >= least:
+            if _is_linked(rises, at) and max(one.gain for one in rises) >= least:
                 return self._new(decision, rises, covered, Kind.OOM)
         taken = self._taken(on_host)
         if np.isin(list(by_rank), self._series.rank[taken]).all():

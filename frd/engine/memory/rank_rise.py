@@ -45,6 +45,8 @@ class RankRise:
     """That level is unknown, because there were too few samples."""
     began_before: bool
     """It rose already in the first samples."""
+    young: bool = False
+    """It began while the rank was warming up: it counts for findings only if it does not stop."""
     is_certain: bool = False
     """The level before it is well known."""
     established: int = FOREVER

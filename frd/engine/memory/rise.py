@@ -32,7 +32,7 @@ class MemoryRise:
     risen_bytes: int = 0
     """Beyond the highest usual level; 0 when the rank only reported to be out of memory."""
     took_s: float = 0.0
-    """Since the onset."""
+    """From the onset until it last grew."""
     bytes_per_s: float = 0.0
     """Recent rate; 0 if it does not change, or no longer does."""
     at: int = 0
@@ -81,7 +81,7 @@ def rise_of(
         device=series.infos[row].device,
         onset=onset,
         risen_bytes=int(series.peak[row] - series.base[row]),
-        took_s=float(series.end[row] - began_at) / SECOND,
+        took_s=float(series.grown_at[row] - began_at) / SECOND,
         bytes_per_s=float(series.rate[row]),
         at=int(series.end[row]),
         headroom_bytes=_headroom(series, row),

@@ -430,6 +430,7 @@ class Series(GrowingColumns):
             if (rise := self._open.get(at)) is not None:
                 rise.lo, rise.hi = onset
                 rise.ready, rise.established = when, min(rise.established, when)
+                rise.young = rise.lo - int(self.first[at]) < self._warmup_ns
                 rise.is_certain = is_certain
                 self._parts.setdefault(at, []).append(rise)
 

@@ -198,7 +198,7 @@ def test_when_all_rise_together_no_rank_is_a_suspect() -> None:
     assert finding.victims == (0, 1, 2, 3)
     assert finding.summary == (
         "Host memory of ranks 0-3 rose together: no single rank is the cause; "
-        "+13.0 GiB in 1.0 s, 1.0 GiB left"
+        "+13.0 GiB in 0.1 s, 1.0 GiB left"
     )
 
 
