@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from frd.engine.memory.rises import Rise
+from frd.engine.views import Rise
 from frd.model import Confidence, Float64s, Int64s
 from frd.offline.memory.analyze import MemoryOptions, analyze_memory
 from frd.offline.memory.samples import Recorded, Stream

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from frd.engine.memory.rises import Attribution, RiseSuspect
+from frd.engine.views import Attribution, RiseSuspect
 from frd.model import Confidence, SeriesKind
 from frd.offline.memory.analysis import MemoryAnalysis, RecordedRise
 from frd.offline.phases.answer import Certainty, PhaseAnswer

@@ -4,7 +4,7 @@ Feed it in the order of time and call `advance` a few times a second (with recor
 second of it). For a short record, a shorter `policy.memory_warmup_s` than that of a live job may be
 right.
 
-`frd.engine.memory.series` decides what is usual of a series and when it rises,
+`frd.engine.memory.walk.series` decides what is usual of a series and when it rises,
 `frd.engine.memory.onset` which rank rose first.
 """
 
@@ -18,19 +18,18 @@ import numpy as np
 
 from frd.engine.memory.coverage import Coverage
 from frd.engine.memory.decisions import Decisions
-from frd.engine.memory.inbox import Inbox
 from frd.engine.memory.incident import MemoryIncident
 from frd.engine.memory.incidents import Incidents
 from frd.engine.memory.leaks import Leaks
-from frd.engine.memory.levels import SECOND
-from frd.engine.memory.rank_rise import RankRise
-from frd.engine.memory.recent import BIN_NS
 from frd.engine.memory.report import report
 from frd.engine.memory.rise import Failure
-from frd.engine.memory.rises import Rise
-from frd.engine.memory.series import HOST_KINDS, KINDS, SETTLED_NS, SHARED_KINDS, Series
+from frd.engine.memory.walk.inbox import Inbox
+from frd.engine.memory.walk.levels import SECOND
+from frd.engine.memory.walk.rank_rise import RankRise
+from frd.engine.memory.walk.recent import BIN_NS
+from frd.engine.memory.walk.series import HOST_KINDS, KINDS, SETTLED_NS, SHARED_KINDS, Series
 from frd.engine.policy import Policy
-from frd.engine.views import MemoryView
+from frd.engine.views import MemoryView, Rise
 from frd.model import (
     AlignedNs,
     Int64s,

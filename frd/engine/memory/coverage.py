@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory.excursions import STEPS
-from frd.engine.memory.levels import BATCH_NS, REVEALED_NS, WINDOW_NS
-from frd.engine.memory.recent import BIN_NS
-from frd.engine.memory.series import Series
+from frd.engine.memory.walk.excursions import STEPS
+from frd.engine.memory.walk.levels import BATCH_NS, REVEALED_NS, WINDOW_NS
+from frd.engine.memory.walk.recent import BIN_NS
+from frd.engine.memory.walk.series import Series
 from frd.model import Bools, Int64s
 
 _NONE: Final = np.zeros(0, np.int64)

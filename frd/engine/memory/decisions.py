@@ -18,8 +18,8 @@ from enum import Enum, auto
 from typing import Final
 
 from frd.engine.memory.coverage import Coverage
-from frd.engine.memory.levels import REVEALED_NS, WINDOW_NS
-from frd.engine.memory.rank_rise import FOREVER, RankRise
+from frd.engine.memory.walk.levels import REVEALED_NS, WINDOW_NS
+from frd.engine.memory.walk.rank_rise import FOREVER, RankRise
 
 NEARLY_ALL: Final = 0.8
 """Share of the ranks that counts as nearly all."""

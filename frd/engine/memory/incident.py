@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from frd.engine.memory.decisions import Decision
-from frd.engine.memory.rank_rise import RankRise
 from frd.engine.memory.rise import MemoryRise
+from frd.engine.memory.walk.rank_rise import RankRise
 from frd.model import Confidence, Kind
 
 RAN_OUT: Final = "memory ran out"

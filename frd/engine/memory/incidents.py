@@ -28,11 +28,11 @@ from frd.engine.memory.decisions import (
     Outcome,
 )
 from frd.engine.memory.incident import RAN_OUT, MemoryIncident
-from frd.engine.memory.levels import BATCH_NS, NOISE, REVEALED_NS, SECOND, WINDOW_NS
-from frd.engine.memory.rank_rise import FOREVER, RankRise
-from frd.engine.memory.recent import BIN_NS
 from frd.engine.memory.rise import Failure, MemoryRise, failed_rise, rise_of
-from frd.engine.memory.series import SETTLED_NS, Series
+from frd.engine.memory.walk.levels import BATCH_NS, NOISE, REVEALED_NS, SECOND, WINDOW_NS
+from frd.engine.memory.walk.rank_rise import FOREVER, RankRise
+from frd.engine.memory.walk.recent import BIN_NS
+from frd.engine.memory.walk.series import SETTLED_NS, Series
 from frd.model import AlignedNs, Int64s, Kind
 
 
@@ -80,8 +80,7 @@ class Incidents:
         free = self._free(on_host)
         for decision, rises in free:
             if any(one.alarming_at < FOREVER for one in rises if not one.incident):
-                decision, rises = self._cause(decision, rises, free)
-                self._new(decision, rises, covered, Kind.MEMORY_SPIKE)
+                self._new(*self._cause(decision, rises, free), covered, Kind.MEMORY_SPIKE)
 
     def _free(self, on_host: bool) -> list[tuple[Decision, list[RankRise]]]:
         """Decisions by onset, each with those of its rises that belong to no incident; of those
@@ -106,13 +105,25 @@ class Incidents:
         free: Iterable[tuple[Decision, list[RankRise]]],
     ) -> tuple[Decision, list[RankRise]]:
         """The first of the rises that are linked with these, and no trifle beside them."""
-        least = COMPARABLE * max(one.gain for one in rises)
-        begin = min(one.lo for one in rises)
+        lead, begin = max(one.gain for one in rises), min(one.lo for one in rises)
         for before, of_before in free:
-            matters = max(one.gain for one in of_before) >= least
-            if matters and _is_linked(of_before, begin):
+            if _is_linked(of_before, begin) and self._matters(of_before, lead):
                 return before, of_before
         return decision, rises
+
+    def _matters(self, rises: Iterable[RankRise], lead: int) -> bool:
+        """They may be the cause of a rise of `lead` bytes: they alarm, are no trifle beside it, or
+        go on at a pace that memory does not last for long."""
+        series = self._series
+        for one in rises:
+            if one.alarming_at < FOREVER or one.gain >= COMPARABLE * lead:
+                return True
+            row = np.array([one.row])
+            pace = one.gain / max(int(series.end[one.row]) - one.lo, 1)
+            lasts_ns = int(series.headroom(row)[0]) / max(pace, 1 / WINDOW_NS)
+            if one.end == FOREVER and lasts_ns <= NOISE * WINDOW_NS:
+                return True
+        return False
 
     def _new(
         self, decision: Decision, first: Sequence[RankRise], covered: Coverage, kind: Kind
@@ -174,12 +185,11 @@ class Incidents:
         for decision, rises in self._free(incident.on_host):
             if min(one.lo for one in rises) > incident.last + WINDOW_NS:
                 break
-            gain = max(one.gain for one in rises)
             early = decision is incident.decision or (
                 min(one.lo for one in rises) <= incident.limit
                 and max(one.hi for one in rises) >= incident.limit - WINDOW_NS
             )
-            if early and gain >= COMPARABLE * lead:
+            if early and self._matters(rises, lead):
                 self._name(incident, rises)
             elif not early:
                 incident.victims.update(one.rank for one in rises)
@@ -292,9 +302,9 @@ class Incidents:
     ) -> MemoryIncident:
         """An OOM that no incident has foreseen; ranks may have risen before, or other processes
         where they ran out."""
-        least = COMPARABLE * max(map(_requested, by_rank.values()))
+        lead = max(map(_requested, by_rank.values()))
         for decision, rises in self._free(on_host):
-            if _is_linked(rises, at) and max(one.gain for one in rises) >= least:
+            if _is_linked(rises, at) and self._matters(rises, lead):
                 return self._new(decision, rises, covered, Kind.OOM)
         taken = self._taken(on_host)
         if np.isin(list(by_rank), self._series.rank[taken]).all():

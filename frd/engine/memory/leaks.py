@@ -15,7 +15,7 @@ import numpy as np
 from frd.engine.memory.decisions import NEARLY_ALL
 from frd.engine.memory.incident import MemoryIncident
 from frd.engine.memory.rise import leak_rise
-from frd.engine.memory.series import Series
+from frd.engine.memory.walk.series import Series
 from frd.model import Int64s, Kind
 
 _CONFIRMED: Final = 2

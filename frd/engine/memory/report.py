@@ -13,10 +13,10 @@ from typing import Final, assert_never
 
 from frd.engine.findings import text
 from frd.engine.memory.decisions import COMMON, NEARLY_ALL, Decision, Outcome
-from frd.engine.memory.levels import REVEALED_NS, SECOND, WINDOW_NS
-from frd.engine.memory.rank_rise import FOREVER, RankRise
-from frd.engine.memory.rises import Rise, RiseSuspect
 from frd.engine.memory.text import duration, size, whose
+from frd.engine.memory.walk.levels import REVEALED_NS, SECOND, WINDOW_NS
+from frd.engine.memory.walk.rank_rise import FOREVER, RankRise
+from frd.engine.views import Rise, RiseSuspect
 from frd.forms import clock_text
 from frd.model import Confidence
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from frd.engine.memory.levels import SECOND
-from frd.engine.memory.rises import Attribution
-from frd.engine.memory.series import Series
+from frd.engine.memory.walk.levels import SECOND
+from frd.engine.memory.walk.series import Series
+from frd.engine.views import Attribution
 from frd.model import AlignedNs, MemoryEvent, MemoryEventKind
 
 

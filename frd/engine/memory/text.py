@@ -7,7 +7,7 @@ from typing import Final
 from frd.engine.findings.text import clean, ranks
 from frd.engine.memory.incident import MemoryIncident
 from frd.engine.memory.rise import MemoryRise
-from frd.engine.memory.rises import Attribution
+from frd.engine.views import Attribution
 from frd.forms import clock_text
 from frd.model import Kind
 

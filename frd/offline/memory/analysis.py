@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from frd.engine.memory.rises import Rise
+from frd.engine.views import Rise
 from frd.forms import finding_json, utc_text
 from frd.model import Finding
 from frd.offline.memory.feed import Lane

@@ -18,9 +18,9 @@ from frd.engine.attempt import Attempt
 from frd.engine.findings.claim import Known
 from frd.engine.findings.tracker import Tracker
 from frd.engine.memory.detector import MemoryDetector
-from frd.engine.memory.rank_rise import RankRise
-from frd.engine.memory.rises import Rise
+from frd.engine.memory.walk.rank_rise import RankRise
 from frd.engine.policy import Policy
+from frd.engine.views import Rise
 from frd.errors import ConfigError, TelemetryError
 from frd.model import AlignedNs, AttemptKey, Confidence, Finding, FindingState
 from frd.offline.io.analysis import IoAnalysis

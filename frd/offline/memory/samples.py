@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from frd.engine.memory.inbox import limits
+from frd.engine.memory.walk.inbox import limits
 from frd.model import Bools, Int32s, Int64s
 from frd.offline.memory.rows import Rows, in_order
 from frd.offline.memory.telemetry import (

@@ -10,9 +10,9 @@ import pytest
 from frd.engine.engine import Engine
 from frd.engine.memory.incident import MemoryIncident
 from frd.engine.memory.rise import MemoryRise
-from frd.engine.memory.rises import Attribution
 from frd.engine.memory.text import duration, effect, evidence, headline, size
 from frd.engine.policy import Policy
+from frd.engine.views import Attribution
 from frd.model import (
     Address,
     AttemptKey,
@@ -222,7 +222,7 @@ def test_out_of_memory() -> None:
     spike, oom = (event.finding for event in job.run(26) if event.change is not Change.UPDATED)
     assert (spike.kind, spike.close_reason) == (Kind.MEMORY_SPIKE, "memory ran out")
     assert (oom.kind, oom.state) == (Kind.OOM, FindingState.OPEN)
-    assert oom.summary == "Rank 1 (node0) ran out of host memory; +14.0 GiB in 4.9 s, 0 bytes left"
+    assert oom.summary == "Rank 1 (node0) ran out of host memory; +14.0 GiB in 4.7 s, 0 bytes left"
     assert "an allocation failed" in oom.suspects[0].evidence
 
 

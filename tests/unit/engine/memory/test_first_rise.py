@@ -10,8 +10,8 @@ import pytest
 
 from frd.engine.memory.attempt_memory import Memory
 from frd.engine.memory.incident import MemoryIncident
-from frd.engine.memory.rises import Attribution
 from frd.engine.policy import Policy
+from frd.engine.views import Attribution
 from frd.model import (
     Confidence,
     Float64s,

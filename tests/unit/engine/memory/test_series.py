@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from frd.engine.memory.baseline import BIN_NS, Bins
 from frd.engine.memory.onset import Side, current_rises
-from frd.engine.memory.series import KINDS, Series
-from frd.engine.memory.trend import FLOORS, Trend
+
+from frd.engine.memory.walk.series import KINDS, Series
+from frd.engine.memory.walk.trend import FLOORS, Trend
 from frd.engine.policy import Policy
 from frd.model import Int64s, MemoryColumns, SeriesKind
 from tests.world.memory import EPOCH, GIB, MIB, Curve, S, level, plus, ramp, step

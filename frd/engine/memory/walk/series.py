@@ -2,8 +2,8 @@
 
 There are thousands of series with ten samples a second each, so all work is done in whole columns.
 A batch within the band of its series costs a few comparisons; only the others are followed sample
-by sample (`frd.engine.memory.excursions`). What is usual of a series is in
-`frd.engine.memory.levels`.
+by sample (`frd.engine.memory.walk.excursions`). What is usual of a series is in
+`frd.engine.memory.walk.levels`.
 
 A *rise* is an excursion that could be trusted, and those that go on from its level: its steps may
 be a minute apart. Its onset is an interval: not before the last usual sample, less the time that a
@@ -21,8 +21,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from frd.engine.memory.excursions import CLEAR, QUARTER, STEPS, Excursions, Level, Step
-from frd.engine.memory.levels import (
+from frd.engine.memory.walk.excursions import CLEAR, QUARTER, STEPS, Excursions, Level, Step
+from frd.engine.memory.walk.levels import (
     BATCH_NS,
     ENOUGH,
     LASTING,
@@ -33,12 +33,12 @@ from frd.engine.memory.levels import (
     WINDOW_NS,
     Levels,
 )
-from frd.engine.memory.rank_rise import FOREVER, RankRise
-from frd.engine.memory.recent import Recent
-from frd.engine.memory.rises import Attribution
-from frd.engine.memory.trend import Trend
+from frd.engine.memory.walk.rank_rise import FOREVER, RankRise
+from frd.engine.memory.walk.recent import Recent
+from frd.engine.memory.walk.trend import Trend
 from frd.engine.policy import Policy
 from frd.engine.state.tables import GrowingColumns, column
+from frd.engine.views import Attribution
 from frd.model import Bools, Float64s, Int32s, Int64s, MemoryColumns, SeriesInfo, SeriesKind
 
 SETTLED_NS: Final = 300 * SECOND

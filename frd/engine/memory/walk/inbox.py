@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory.recent import BIN_NS
-from frd.engine.memory.series import Series
+from frd.engine.memory.walk.recent import BIN_NS
+from frd.engine.memory.walk.series import Series
 from frd.engine.state.tables import GrowingColumns, column
 from frd.model import Bools, Int32s, Int64s, MemoryColumns
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory.levels import MOST
+from frd.engine.memory.walk.levels import MOST
 from frd.engine.state.tables import GrowingColumns, column
 from frd.model import Bools, Float64s, Int32s, Int64s
 

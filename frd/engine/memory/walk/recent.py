@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory.levels import MOST, SECOND
+from frd.engine.memory.walk.levels import MOST, SECOND
 from frd.engine.state.tables import GrowingColumns, column
 from frd.model import Int64s
 

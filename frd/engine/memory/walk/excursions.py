@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory.levels import ENOUGH, LASTING, MOST, NOISE, REVEALED_NS
+from frd.engine.memory.walk.levels import ENOUGH, LASTING, MOST, NOISE, REVEALED_NS
 from frd.engine.state.tables import GrowingColumns, column
 from frd.model import Bools, Int64s
 
@@ -151,16 +151,7 @@ class Excursions(GrowingColumns):
         enough = np.maximum(self.band[row] - high, least)
         was_established, was_ready = self.established[row], self.ready[row]
         established = was_established | (rise >= enough)
-        sized = (self.sized_at[row] == 0) & (end >= self.seen[row] + REVEALED_NS)
-        self.sized_at[row[sized]], self.size[row[sized]] = end[sized], rise[sized]
-        twice = (value > 2 * self.band[row] - self.low[row]) & (self.twice_at[row] == 0)
-        self.twice_at[row[twice]] = end[twice]
-        growth = np.where(established, rise // NOISE // 2, (high - self.low[row]) // CLEAR)
-        grown = top - self.grown_to[row] > np.maximum(growth, noise // QUARTER)
-        self.grown_to[row[grown]], self.grown_at[row[grown]] = top[grown], end[grown]
-        still = self.still[row] = np.where(grown, 0, self.still[row] + 1)
-        still_low = np.where(grown, value, np.minimum(self.still_low[row], value))
-        still_high = np.where(grown, 0, np.maximum(self.still_high[row], value))
+        still, still_low = self._grow(row, end, value, rise, established)
         floor = np.maximum(self.band[row], high + rise // QUARTER)
         is_below = value <= floor
         below = self.below[row] = np.where(is_below, self.below[row] + 1, 0)
@@ -169,7 +160,6 @@ class Excursions(GrowingColumns):
         self.steady[row] = np.where(self.was_up[row] & ~is_up, 0, self.steady[row] + 1)
         rose = value - self._values[row, 0]
         self.steepest[row] = np.maximum(self.steepest[row], self._rose[row, 0])
-        self.still_low[row], self.still_high[row] = still_low, still_high
         self.was_up[row] = is_up
         patience = self.patience[row]
 
@@ -205,6 +195,26 @@ class Excursions(GrowingColumns):
             split=split,
             returned=returned,
         )
+
+    def _grow(
+        self, row: Int64s, end: Int64s, value: Int64s, rise: Int64s, established: Bools
+    ) -> tuple[Int64s, Int64s]:
+        """How far they have grown; returns `still` and `still_low`."""
+        top = self.top[row]
+        sized = (self.sized_at[row] == 0) & (end >= self.seen[row] + REVEALED_NS)
+        self.sized_at[row[sized]], self.size[row[sized]] = end[sized], rise[sized]
+        twice = (value > 2 * self.band[row] - self.low[row]) & (self.twice_at[row] == 0)
+        self.twice_at[row[twice]] = end[twice]
+        growth = np.where(
+            established, rise // NOISE // 2, (self.high[row] - self.low[row]) // CLEAR
+        )
+        grown = top - self.grown_to[row] > np.maximum(growth, self.noise // QUARTER)
+        self.grown_to[row[grown]], self.grown_at[row[grown]] = top[grown], end[grown]
+        still = self.still[row] = np.where(grown, 0, self.still[row] + 1)
+        still_low = np.where(grown, value, np.minimum(self.still_low[row], value))
+        still_high = np.where(grown, 0, np.maximum(self.still_high[row], value))
+        self.still_low[row], self.still_high[row] = still_low, still_high
+        return still, still_low
 
     def is_certain(self, row: Int64s) -> Bools:
         """It is no usual movement that had not been seen before."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from frd.engine.memory.levels import MOST
-from frd.engine.memory.rises import Attribution
+from frd.engine.memory.walk.levels import MOST
+from frd.engine.views import Attribution
 from frd.model import SeriesKind
 
 FOREVER: Final = MOST
