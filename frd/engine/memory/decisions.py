@@ -12,7 +12,7 @@ often, and for which horizons, it is asked.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
@@ -193,9 +193,20 @@ class Decisions:
         for one in self._open:
             if one.lo_when_seen < upto and one.may_be_rise(now):
                 wait = max(wait, _clear_at(one, coverage.gap(one.rank)))
-        if _is_common(together, coverage.ranks):
+        if self._are_common(now, together, coverage.ranks):
             wait = max(wait, *(one.sized for one in together))
         return wait
+
+    def _are_common(self, now: int, together: Sequence[RankRise], ranks: int) -> bool:
+        """(Nearly) all ranks rise, but for those that are named, and not because the job starts."""
+        named = self._overtaken(min(one.lo for one in together), now)
+        ranks -= len(named.ranks) if named is not None else 0
+        return ranks > 1 and not _is_start(together, ranks) and _are_nearly_all(together, ranks)
+
+    def _overtaken(self, lo: int, now: int) -> Decision | None:
+        """A decision which a rise that is seen late, and began from `lo` on, should have been in."""
+        named = (one for one in self.decided if one.outcome is Outcome.FIRST)
+        return next((one for one in named if lo < one.limit < now), None)
 
     # -- what ------------------------------------------------------------------------------------
 
@@ -205,15 +216,17 @@ class Decisions:
         if _is_start(together, coverage.ranks):
             self._take(Decision(_first_of_each(together), Outcome.STARTING))
             return
-        if _is_common(together, coverage.ranks):
-            self._decide_common(together, coverage.ranks)
+        if self._are_common(now, together, coverage.ranks):
+            named = self._overtaken(min(one.lo for one in together), now)
+            self._decide_common(together, coverage.ranks, named)
             return
         if before := [one for one in together if one.began_before]:
             self._take(Decision(before, Outcome.BEGAN_BEFORE))
             return
         limit = min(one.hi for one in together)
         first = Decision([one for one in together if one.lo < limit], Outcome.FIRST)
-        if self._joins(first, now):
+        if (named := self._overtaken(first.lo, now)) is not None:
+            self._join(first.rises, named)
             return
         first.doubtful = {
             one.rank for one in self._open if one.lo_when_seen < limit and one.may_be_rise(now)
@@ -235,34 +248,33 @@ class Decisions:
             self._remove(late)
         return bool(late)
 
-    def _decide_common(self, together: list[RankRise], ranks: int) -> None:
+    def _decide_common(self, together: list[RankRise], ranks: int, named: Decision | None) -> None:
         """All rose together, unless few of them rose much further than all others did: these are
         first, whatever the others have in common."""
         sizes: dict[int, int] = {}
-        for one in together:
+        for one in [*together, *(named.rises if named is not None else ())]:
             sizes[one.rank] = max(one.size, sizes.get(one.rank, 0))
         least = COMPARABLE * max(sizes.values())
         far = {rank for rank, size in sizes.items() if size >= least}
-        rest = sizes.keys() - far
-        if _are_nearly_all(far, ranks) or not _are_nearly_all(rest, ranks - len(far)):
+        first = [one for one in together if one.rank in far]
+        rest = [one for one in together if one.rank not in far]
+        if named is not None and (first or not named.ranks <= far):
+            self._join(together, named)
+        elif len(far) >= NEARLY_ALL * ranks or not _are_nearly_all(rest, ranks - len(far)):
             self._take(Decision(together, Outcome.TOGETHER))
-            return
-        first = Decision([one for one in together if one.rank in far], Outcome.FIRST, raised=rest)
-        self._take(first)
-        self._take(Decision([one for one in together if one.rank in rest], Outcome.TOGETHER))
+        else:
+            if first:
+                self._take(Decision(first, Outcome.FIRST))
+            self._take(Decision(rest, Outcome.TOGETHER))
 
-    def _joins(self, first: Decision, now: int) -> bool:
+    def _join(self, rises: Sequence[RankRise], named: Decision) -> None:
         """A rise that was seen late, but may have begun before a rank that has been named, makes a
         tie. If it began before, but slowly, its onset is any time until it could be trusted."""
-        named = (one for one in self.decided if one.outcome is Outcome.FIRST)
-        after = next((one for one in named if first.lo < one.limit < now), None)
-        if after is None:
-            return False
-        for one in first.rises:
-            one.hi = one.ready if first.limit <= after.lo else one.hi
-        after.extend(first.rises)
-        self._remove(first.rises)
-        return True
+        limit = min(one.hi for one in rises)
+        for one in rises:
+            one.hi = one.ready if limit <= named.lo else one.hi
+        named.extend(rises)
+        self._remove(rises)
 
     def _raised(self, first: Decision, now: int) -> set[int]:
         known = [one for before in self.decided for one in before.rises]
@@ -302,7 +314,7 @@ class Decisions:
         """In a recording that ends before any level was known, (nearly) all others rose later: they
         had not risen yet when this one had."""
         others = [one for one in self._open if one.rank != first.rank]
-        later = {one.rank for one in others if one.is_rise and not one.began_before}
+        later = [one for one in others if one.is_rise and not one.began_before]
         return (
             not self.decided
             and coverage.ranks > 1
@@ -333,19 +345,13 @@ def _clear_at(one: RankRise, gap: int) -> int:
     return clear if one.established <= doubted_until else min(clear, doubted_until)
 
 
-def _are_nearly_all(some: Collection[int], ranks: int) -> bool:
-    return len(some) >= NEARLY_ALL * ranks
+def _are_nearly_all(rises: Iterable[RankRise], ranks: int) -> bool:
+    return len(ranks_of(rises)) >= NEARLY_ALL * ranks
 
 
 def _is_start(together: Iterable[RankRise], ranks: int) -> bool:
     """Most ranks rise from the beginning on."""
     return ranks > 1 and 2 * len(ranks_of(one for one in together if one.from_start)) > ranks
-
-
-def _is_common(together: Iterable[RankRise], ranks: int) -> bool:
-    """(Nearly) all ranks rise, and not because the job starts."""
-    is_start = _is_start(together, ranks)
-    return ranks > 1 and not is_start and _are_nearly_all(ranks_of(together), ranks)
 
 
 def _first_of_each(rises: Iterable[RankRise]) -> list[RankRise]:
