@@ -8,16 +8,19 @@ start late, or stall; clocks of two hosts differ within their uncertainty.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
+from frd.engine.memory.decisions import Decisions
+from frd.engine.memory.rank_rise import FOREVER, RankRise
 from frd.engine.memory.rises import Rise
 from frd.model import Confidence, Float64s, Int64s
 from frd.offline.memory.feed import Lane
-from frd.offline.memory.rises.rises import MIN_RISE_BYTES, Watched, find_rises
+from frd.offline.memory.rises.rises import LINK_NS, MIN_RISE_BYTES, Watched, find_rises, walk
+from frd.offline.memory.rises.series import RecordedCoverage
 from frd.offline.memory.samples import Recorded, Stream
 from tests.world.memory import EPOCH, GIB, MIB, Curve, S, plus, ramp, saw, stairs, step
 from tests.world.memory import level as steady
@@ -49,8 +52,18 @@ class Simulated:
 
     def rises(self, end_ns: int = 1 << 62) -> list[Rise]:
         """The rises of the samples before that time."""
+        watched = self._watched(end_ns)
+        return [rise for rise, _ in find_rises(self.recorded, watched, MIN_RISE_BYTES, 0)]
+
+    def walked(self) -> tuple[list[RankRise], RecordedCoverage]:
+        """The rises of single ranks, in the order in which they are seen."""
+        found = walk(self.recorded, self._watched(), MIN_RISE_BYTES, 0)
+        rises = sorted(found.rises, key=lambda one: one.seen)
+        return rises, RecordedCoverage(found.samples, round(self.uncertainty * S))
+
+    def _watched(self, end_ns: int = 1 << 62) -> Watched:
         lanes = [lane for lane in (self._before(lane, end_ns) for lane in self.lanes) if len(lane)]
-        watched = Watched(
+        return Watched(
             lanes=lanes,
             missing=sorted(
                 {one.stream.rank for one in self.lanes} - {x.stream.rank for x in lanes}
@@ -58,7 +71,6 @@ class Simulated:
             clock_uncertainty_ns=round(self.uncertainty * S),
             findings=(),
         )
-        return [rise for rise, _ in find_rises(self.recorded, watched, MIN_RISE_BYTES, 0)]
 
     def _before(self, lane: Lane, end_ns: int) -> Lane:
         at = self.recorded.begin_ns[lane.rows]
@@ -232,3 +244,68 @@ def test_a_prefix_names_no_rank_that_the_rest_takes_back(part: int) -> None:
             found = _suspects(job.rises(end_ns))
             assert not found or (whole and found[0] <= whole[0]), (seed, end_ns, found, whole)
             assert all(any(one <= other for other in whole) for one in found), (seed, end_ns)
+
+
+@dataclass
+class Known:
+    """`Coverage` by samples up to a horizon, and rises as these samples show them."""
+
+    coverage: RecordedCoverage
+    horizon: int
+
+    @property
+    def ranks(self) -> int:
+        return self.coverage.ranks
+
+    def gap(self, rank: int) -> int:
+        return self.coverage.gap(rank)
+
+    def shown_at(self, when: int, but: Set[int]) -> int:
+        known = self.coverage.shown_at(when, but)
+        return known if known <= self.horizon else FOREVER
+
+    def silent_at(self, when: int) -> set[int]:
+        return self.coverage.silent_at(when)
+
+    def update(self, one: RankRise, whole: RankRise) -> None:
+        """`one` is `whole` as of the horizon."""
+        for name in ("established", "ready", "sized", "end", "back"):
+            at = getattr(whole, name)
+            setattr(one, name, at if at <= self.horizon else FOREVER)
+        one.size = whole.size if whole.sized <= self.horizon else whole.size // 2
+        if whole.ready > self.horizon:
+            one.lo, one.hi = whole.lo_when_seen, whole.seen
+        elif one.lo == whole.lo_when_seen:
+            one.lo, one.hi = whole.lo, whole.hi
+
+
+def _decided(job: Simulated, horizons: Iterable[int]) -> list[object]:
+    """What is decided if the judge is asked for each of these horizons."""
+    rises, coverage = job.walked()
+    known = Known(coverage, 0)
+    decisions = Decisions(LINK_NS)
+    alive: list[tuple[RankRise, RankRise]] = []
+    for known.horizon in (*horizons, coverage.newest):
+        new = [(replace(one), one) for one in rises[len(alive) :] if one.seen <= known.horizon]
+        alive += new
+        for one, whole in alive:
+            known.update(one, whole)
+        decisions.advance(known.horizon, [one for one, _ in new], known)
+    return [
+        (one.outcome, one.ranks, one.lo, one.limit, one.doubtful, one.silent, one.raised)
+        + (one.follows, one.cause)
+        for one in decisions.decided
+    ]
+
+
+@pytest.mark.parametrize("part", range(SEEDS // _PART))
+def test_decisions_do_not_depend_on_when_they_are_asked_for(part: int) -> None:
+    """Each job is judged once at its end, at random times, and at many times."""
+    for seed in range(part * _PART, (part + 1) * _PART):
+        job = Dice(seed).job()
+        times = np.unique(job.recorded.begin_ns)
+        rng = np.random.default_rng(seed)
+        some = np.sort(rng.choice(times, min(_CUTS, len(times)), replace=False))
+        whole = _decided(job, ())
+        assert _decided(job, some.tolist()) == whole, seed
+        assert _decided(job, times[:: max(1, len(times) // (4 * _CUTS))].tolist()) == whole, seed

@@ -204,7 +204,7 @@ class Decisions:
         return ranks > 1 and not _is_start(together, ranks) and _are_nearly_all(together, ranks)
 
     def _overtaken(self, lo: int, now: int) -> Decision | None:
-        """A decision which a rise that is seen late, and began from `lo` on, should have been in."""
+        """The decision that a rise which is seen late, and began from `lo` on, belongs to."""
         named = (one for one in self.decided if one.outcome is Outcome.FIRST)
         return next((one for one in named if lo < one.limit < now), None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from frd.engine.memory.baseline import SECOND
@@ -18,6 +18,7 @@ from frd.offline.memory.rises.series import RecordedCoverage, rank_rises, sample
 from frd.offline.memory.samples import Recorded
 
 MIN_RISE_BYTES: Final = 1 << 26
+LINK_NS: Final = round(Policy().memory_link_s * SECOND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,17 @@ class Watched:
     findings: Sequence[Finding]
 
 
+@dataclass(slots=True)
+class Walked:
+    """What the samples of each rank show."""
+
+    uncertain: set[int]
+    """Ranks whose memory is not known, or not when."""
+    samples: dict[int, Int64s] = field(default_factory=dict)
+    """Their times, by rank."""
+    rises: list[RankRise] = field(default_factory=list)
+
+
 def find_rises(
     recorded: Recorded, watched: Watched, min_rise: int, warmup_ns: int
 ) -> list[tuple[Rise, RankRise]]:
@@ -42,28 +54,34 @@ def find_rises(
         min_rise: bytes; what is smaller is not a rise.
         warmup_ns: so much from the beginning is not looked at.
     """
+    walked = walk(recorded, watched, min_rise, warmup_ns)
+    if not walked.samples:
+        return []
+    coverage = RecordedCoverage(walked.samples, watched.clock_uncertainty_ns)
+    decisions = Decisions(LINK_NS)
+    decisions.advance(coverage.newest, walked.rises, coverage)
+    found = [
+        *decisions.decided,
+        *decisions.undecided(coverage.newest, coverage, is_over=True),
+    ]
+    _mark_alarming(found, watched.findings)
+    return list(report(found, coverage.ranks, coverage.newest, LINK_NS, walked.uncertain))
+
+
+def walk(recorded: Recorded, watched: Watched, min_rise: int, warmup_ns: int) -> Walked:
+    """What `find_rises` decides from."""
     since = min(lane.first_ns for lane in watched.lanes) + warmup_ns
-    reach = watched.clock_uncertainty_ns
-    samples: dict[int, Int64s] = {}
-    rises: list[RankRise] = []
-    uncertain = set(watched.missing)
+    walked = Walked(uncertain=set(watched.missing))
     for rank, lanes in by_rank(watched.lanes):
         if any(lane.stream in recorded.backward for lane in lanes):
-            uncertain.add(rank)
+            walked.uncertain.add(rank)
         if (times := samples_of(recorded, lanes, since)) is None:
-            uncertain.add(rank)
+            walked.uncertain.add(rank)
             continue
-        samples[rank] = times
-        rises += rank_rises(recorded, lanes, min_rise, since, reach)
-    if not samples:
-        return []
-    link_ns = round(Policy().memory_link_s * SECOND)
-    coverage, decisions = RecordedCoverage(samples, reach), Decisions(link_ns)
-    newest = max(int(at[-1]) for at in samples.values()) + reach
-    decisions.advance(newest, rises, coverage)
-    found = [*decisions.decided, *decisions.undecided(newest, coverage, is_over=True)]
-    _mark_alarming(found, watched.findings)
-    return list(report(found, coverage.ranks, newest, link_ns, uncertain))
+        walked.samples[rank] = times
+        reach = watched.clock_uncertainty_ns
+        walked.rises += rank_rises(recorded, lanes, min_rise, since, reach)
+    return walked
 
 
 def _mark_alarming(decisions: Sequence[Decision], findings: Sequence[Finding]) -> None:

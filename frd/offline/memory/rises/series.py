@@ -76,6 +76,7 @@ class RecordedCoverage:
         self._at = at_ns
         self._reach = reach_ns
         self._gaps = {rank: int(np.median(np.diff(at))) for rank, at in at_ns.items()}
+        self.newest = max(int(at[-1]) for at in at_ns.values()) + reach_ns
 
     @property
     def ranks(self) -> int:
