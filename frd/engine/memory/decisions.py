@@ -124,12 +124,14 @@ class Decisions:
             coverage: which samples there are.
         """
         self._open += rises
-        while self._open:
-            now = min(one.ready for one in self._open)
+        while (now := min((one.ready for one in self._open), default=FOREVER)) <= horizon_ns:
             now, together = self._due(now, horizon_ns, coverage)
             if now > horizon_ns:
                 return
             self._decide(now, together, coverage)
+        self._open = [
+            one for one in self._open if one.end > horizon_ns or one.established < FOREVER
+        ]  # Nothing will be decided as of a time when the others were open.
 
     def forget(self, before_ns: int) -> None:
         """Drop what was over by then, which should be `link_ns` before the horizon or earlier: it
