@@ -195,39 +195,35 @@ class Decisions:
         for one in self._open:
             if one.lo_when_seen < upto and one.may_be_rise(now):
                 wait = max(wait, _clear_at(one, coverage.gap(one.rank)))
-        if self._are_common(now, together, coverage.ranks):
-            wait = max(wait, *(one.sized for one in together))
+        named = self._overtaken(together, now)
+        if _are_common(together, named, coverage.ranks):
+            sized = [one.sized for one in together]
+            sized += [one.sized for one in named.rises] if named is not None else []
+            wait = max(wait, *sized)
         return wait
 
-    def _are_common(self, now: int, together: Sequence[RankRise], ranks: int) -> bool:
-        """(Nearly) all ranks rise, but for those that are named, and not because the job starts."""
-        named = self._overtaken(min(one.lo for one in together), now)
-        ranks -= len(named.ranks) if named is not None else 0
-        return ranks > 1 and not _is_start(together, ranks) and _are_nearly_all(together, ranks)
-
-    def _overtaken(self, lo: int, now: int) -> Decision | None:
-        """The decision that a rise which is seen late, and began from `lo` on, belongs to."""
+    def _overtaken(self, rises: Iterable[RankRise], now: int) -> Decision | None:
+        """The decision that rises which are seen late, but may have begun earlier, belong to."""
+        lo = min(one.lo for one in rises)
         named = (one for one in self.decided if one.outcome is Outcome.FIRST)
         return next((one for one in named if lo < one.limit < now), None)
 
     # -- what ------------------------------------------------------------------------------------
 
     def _decide(self, now: int, together: list[RankRise], coverage: Coverage) -> None:
-        if self._starts_late(together):
+        if self._takes_late_starters(together):
             return
         if _is_start(together, coverage.ranks):
             self._take(Decision(_first_of_each(together), Outcome.STARTING))
             return
-        if self._are_common(now, together, coverage.ranks):
-            named = self._overtaken(min(one.lo for one in together), now)
-            self._decide_common(together, coverage.ranks, named)
+        if self._takes_common(together, self._overtaken(together, now), coverage.ranks):
             return
         if before := [one for one in together if one.began_before]:
             self._take(Decision(before, Outcome.BEGAN_BEFORE))
             return
         limit = min(one.hi for one in together)
         first = Decision([one for one in together if one.lo < limit], Outcome.FIRST)
-        if (named := self._overtaken(first.lo, now)) is not None:
+        if (named := self._overtaken(first.rises, now)) is not None:
             self._join(first.rises, named)
             return
         first.doubtful = {
@@ -238,7 +234,7 @@ class Decisions:
         if not first.follows:
             first.raised = self._raised(first, now)
 
-    def _starts_late(self, together: Sequence[RankRise]) -> bool:
+    def _takes_late_starters(self, together: Sequence[RankRise]) -> bool:
         """Ranks that began to rise before the others had ended their start belong to it."""
         start = next((one for one in self.decided if one.outcome is Outcome.STARTING), None)
         if start is None:
@@ -250,9 +246,11 @@ class Decisions:
             self._remove(late)
         return bool(late)
 
-    def _decide_common(self, together: list[RankRise], ranks: int, named: Decision | None) -> None:
-        """All rose together, unless few of them rose much further than all others did: these are
-        first, whatever the others have in common."""
+    def _takes_common(self, together: list[RankRise], named: Decision | None, ranks: int) -> bool:
+        """(Nearly) all rose together, unless few of them, or those that are named, rose much
+        further than all others did: these are first, whatever the others have in common."""
+        if not _are_common(together, named, ranks):
+            return False
         sizes: dict[int, int] = {}
         for one in [*together, *(named.rises if named is not None else ())]:
             sizes[one.rank] = max(one.size, sizes.get(one.rank, 0))
@@ -260,14 +258,16 @@ class Decisions:
         far = {rank for rank, size in sizes.items() if size >= least}
         first = [one for one in together if one.rank in far]
         rest = [one for one in together if one.rank not in far]
-        if named is not None and (first or not named.ranks <= far):
-            self._join(together, named)
-        elif len(far) >= NEARLY_ALL * ranks or not _are_nearly_all(rest, ranks - len(far)):
-            self._take(Decision(together, Outcome.TOGETHER))
-        else:
+        are_few = len(far) < NEARLY_ALL * ranks and _are_nearly_all(rest, ranks - len(far))
+        if are_few and (named is None or (named.ranks <= far and not first)):
             if first:
                 self._take(Decision(first, Outcome.FIRST))
             self._take(Decision(rest, Outcome.TOGETHER))
+            return True
+        if _are_nearly_all(together, ranks):
+            self._take(Decision(together, Outcome.TOGETHER))
+            return True
+        return False
 
     def _join(self, rises: Sequence[RankRise], named: Decision) -> None:
         """A rise that was seen late, but may have begun before a rank that has been named, makes a
@@ -293,8 +293,8 @@ class Decisions:
         if before is not None:
             decision.follows = True
             decision.cause = before.cause
-            if before.outcome not in COMMON and before.cause in {None, *decision.ranks}:
-                decision.cause = before.rises[0].rank
+            if before.cause in {None, *decision.ranks}:
+                decision.cause = before.rises[0].rank if before.outcome not in COMMON else None
         self.decided.append(decision)
 
     def _follows(self, one: Decision, before: Decision) -> bool:
@@ -354,6 +354,12 @@ def _are_nearly_all(rises: Iterable[RankRise], ranks: int) -> bool:
 def _is_start(together: Iterable[RankRise], ranks: int) -> bool:
     """Most ranks rise from the beginning on."""
     return ranks > 1 and 2 * len(ranks_of(one for one in together if one.from_start)) > ranks
+
+
+def _are_common(together: Sequence[RankRise], named: Decision | None, ranks: int) -> bool:
+    """(Nearly) all ranks rise, but for those that are named, and not because the job starts."""
+    ranks -= len(named.ranks) if named is not None else 0
+    return ranks > 1 and not _is_start(together, ranks) and _are_nearly_all(together, ranks)
 
 
 def _first_of_each(rises: Iterable[RankRise]) -> list[RankRise]:

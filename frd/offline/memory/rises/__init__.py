@@ -1,5 +1,5 @@
 """Every rise of memory in a recording, alarming or not: which rank's memory rose first.
 
 Entry point: `rises.find_rises`. `excursions` walks over one series, `series` makes rises of a rank
-of them, `decisions` compares ranks, `rises` and `words` say what was decided.
+of them. `frd.engine.memory` compares ranks (`decisions`) and says what was decided (`report`).
 """
