@@ -14,9 +14,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from frd.engine.memory.attempt_memory import Memory
+from frd.engine.policy import Policy
 from frd.engine.views import Rise
-from frd.model import Confidence, Float64s, Int64s
+from frd.model import (
+    AlignedNs,
+    Confidence,
+    Float64s,
+    Int64s,
+    MemoryColumns,
+    SeriesInfo,
+    SeriesKind,
+)
 from frd.offline.memory.analyze import MemoryOptions, analyze_memory
+from frd.offline.memory.feed import device_text
 from frd.offline.memory.samples import Recorded, Stream
 from tests.world.memory import EPOCH, GIB, MIB, Curve, S, plus, ramp, saw, stairs, step
 from tests.world.memory import level as steady
@@ -25,6 +36,7 @@ from tests.world.seeds import seeds
 SEEDS = seeds(320)
 _PART = 20
 """Seeds of one test."""
+LIVE = seeds(1_000)
 _CUTS = 12
 """Prefixes of a recording."""
 _CAPACITY = 80 * GIB
@@ -216,3 +228,50 @@ def test_a_prefix_names_no_rank_that_the_rest_takes_back(part: int) -> None:
             found = _suspects(job.rises(end_ns))
             assert not found or (whole and found[0] <= whole[0]), (seed, end_ns, found, whole)
             assert all(any(one <= other for other in whole) for one in found), (seed, end_ns)
+
+
+# -- live ----------------------------------------------------------------------------------------
+
+
+def _live(job: Simulated, dice: np.random.Generator) -> list[Rise]:
+    """The rises that a service shows to which agents send the samples, each in batches of up to two
+    seconds, and which evaluates at any time."""
+    recorded, slack = job.recorded, round(job.uncertainty * S)
+    length_s = float(np.ptp(recorded.begin_ns)) / S
+    memory = Memory(Policy(memory_warmup_s=min(60, length_s / 4)))
+    memory.kept_ns = 1 << 62
+    begin = int(recorded.begin_ns.min())
+    feeds = []
+    for number, stream in enumerate(recorded.streams):
+        rows = np.flatnonzero(recorded.stream == number)
+        info = SeriesInfo(stream.rank, SeriesKind.DEVICE_USED, device_text(stream))
+        feeds.append((np.array([memory.series(info)], np.int32), rows))
+    sent = [0] * len(feeds)
+    for now in np.arange(begin, int(recorded.begin_ns.max()) + 3 * S, S // 2).tolist():
+        for at in dice.permutation(len(feeds)).tolist():
+            handle, rows = feeds[at]
+            stop = int(recorded.begin_ns[rows].searchsorted(now - dice.integers(S)))
+            part, sent[at] = rows[sent[at] : stop], max(sent[at], stop)
+            if len(part):
+                times = recorded.begin_ns[part]
+                values, capacity = recorded.values[None, part, 2], np.array([_CAPACITY])
+                columns = MemoryColumns(handle, capacity, times - slack, times + slack, values)
+                assert memory.observe(columns, AlignedNs(now)) == 0
+        memory.advance(AlignedNs(now))
+    missing = {number for number, (_, rows) in enumerate(feeds) if len(rows) < 2}
+    return [rise for rise, _ in memory.rises(missing, is_over=True)]
+
+
+def _shown(rises: Sequence[Rise]) -> list[object]:
+    return [
+        (one.ranks, one.suspects, one.onset, one.bytes, one.fell_back, one.common_cause)
+        for one in rises
+    ]
+
+
+@pytest.mark.parametrize("part", range(LIVE // _PART))
+def test_live_and_offline_find_the_same_rises(part: int) -> None:
+    """The samples of a recording, as agents send them, and as a file."""
+    for seed in range(part * _PART, (part + 1) * _PART):
+        job = Dice(seed).job()
+        assert _shown(_live(job, np.random.default_rng(seed))) == _shown(job.rises()), seed

@@ -12,7 +12,7 @@ often, and for which horizons, it is asked.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
@@ -128,12 +128,14 @@ class Decisions:
             coverage: which samples there are.
         """
         self._open += rises
-        while self._open:
-            now = min(one.ready for one in self._open)
+        while (now := min((one.ready for one in self._open), default=FOREVER)) <= horizon_ns:
             now, together = self._due(now, horizon_ns, coverage)
             if now > horizon_ns:
                 return
             self._decide(now, together, coverage)
+        self._open = [
+            one for one in self._open if one.end > horizon_ns or one.established < FOREVER
+        ]  # Nothing will be decided as of a time when the others were open.
 
     def forget(self, before_ns: int) -> None:
         """Drop what was over by then, which should be `WINDOW_NS` before the horizon or earlier: it
@@ -205,27 +207,36 @@ class Decisions:
         for one in self._open:
             if one.lo_when_seen < upto and one.may_be_rise(now):
                 wait = max(wait, _clear_at(one, coverage.gap(one.rank)))
-        if _is_common(together, coverage.ranks):
-            wait = max(wait, *(one.sized for one in together))
+        named = self._overtaken(together, now)
+        if _are_common(together, named, coverage.ranks):
+            sized = [one.sized for one in together]
+            sized += [one.sized for one in named.rises] if named is not None else []
+            wait = max(wait, *sized)
         return wait
+
+    def _overtaken(self, rises: Iterable[RankRise], now: int) -> Decision | None:
+        """The decision that rises which are seen late, but may have begun earlier, belong to."""
+        lo = min(one.lo for one in rises)
+        named = (one for one in self.decided if one.outcome is Outcome.FIRST)
+        return next((one for one in named if lo < one.limit < now), None)
 
     # -- what ------------------------------------------------------------------------------------
 
     def _decide(self, now: int, together: list[RankRise], coverage: Coverage) -> None:
-        if self._starts_late(together):
+        if self._takes_late_starters(together):
             return
         if _is_start(together, coverage.ranks):
             self._take(Decision(_first_of_each(together), Outcome.STARTING))
             return
-        if _is_common(together, coverage.ranks):
-            self._decide_common(together, coverage.ranks)
+        if self._takes_common(together, self._overtaken(together, now), coverage.ranks):
             return
         if before := [one for one in together if one.began_before]:
             self._take(Decision(before, Outcome.BEGAN_BEFORE))
             return
         limit = min(one.hi for one in together)
         first = Decision([one for one in together if one.lo < limit], Outcome.FIRST)
-        if self._joins(first, now):
+        if (named := self._overtaken(first.rises, now)) is not None:
+            self._join(first.rises, named)
             return
         first.doubtful = {
             one.rank for one in self._open if one.lo_when_seen < limit and one.may_be_rise(now)
@@ -235,7 +246,7 @@ class Decisions:
         if not first.follows:
             first.raised = self._raised(first, now)
 
-    def _starts_late(self, together: Sequence[RankRise]) -> bool:
+    def _takes_late_starters(self, together: Sequence[RankRise]) -> bool:
         """Ranks that began to rise before the others had ended their start belong to it."""
         start = next((one for one in self.decided if one.outcome is Outcome.STARTING), None)
         if start is None:
@@ -247,34 +258,37 @@ class Decisions:
             self._remove(late)
         return bool(late)
 
-    def _decide_common(self, together: list[RankRise], ranks: int) -> None:
-        """All rose together, unless few of them rose much further than all others did: these are
-        first, whatever the others have in common."""
+    def _takes_common(self, together: list[RankRise], named: Decision | None, ranks: int) -> bool:
+        """(Nearly) all rose together, unless few of them, or those that are named, rose much
+        further than all others did: these are first, whatever the others have in common."""
+        if not _are_common(together, named, ranks):
+            return False
         sizes: dict[int, int] = {}
-        for one in together:
+        for one in [*together, *(named.rises if named is not None else ())]:
             sizes[one.rank] = max(one.size, sizes.get(one.rank, 0))
         least = COMPARABLE * max(sizes.values())
         far = {rank for rank, size in sizes.items() if size >= least}
-        rest = sizes.keys() - far
-        if _are_nearly_all(far, ranks) or not _are_nearly_all(rest, ranks - len(far)):
+        first = [one for one in together if one.rank in far]
+        rest = [one for one in together if one.rank not in far]
+        are_few = len(far) < NEARLY_ALL * ranks and _are_nearly_all(rest, ranks - len(far))
+        if are_few and (named is None or (named.ranks <= far and not first)):
+            if first:
+                self._take(Decision(first, Outcome.FIRST))
+            self._take(Decision(rest, Outcome.TOGETHER))
+            return True
+        if _are_nearly_all(together, ranks):
             self._take(Decision(together, Outcome.TOGETHER))
-            return
-        first = Decision([one for one in together if one.rank in far], Outcome.FIRST, raised=rest)
-        self._take(first)
-        self._take(Decision([one for one in together if one.rank in rest], Outcome.TOGETHER))
+            return True
+        return False
 
-    def _joins(self, first: Decision, now: int) -> bool:
+    def _join(self, rises: Sequence[RankRise], named: Decision) -> None:
         """A rise that was seen late, but may have begun before a rank that has been named, makes a
         tie. If it began before, but slowly, its onset is any time until it could be trusted."""
-        named = (one for one in self.decided if one.outcome is Outcome.FIRST)
-        after = next((one for one in named if first.lo < one.limit < now), None)
-        if after is None:
-            return False
-        for one in first.rises:
-            one.hi = one.ready if first.limit <= after.lo else one.hi
-        after.extend(first.rises)
-        self._remove(first.rises)
-        return True
+        limit = min(one.hi for one in rises)
+        for one in rises:
+            one.hi = one.ready if limit <= named.lo else one.hi
+        named.extend(rises)
+        self._remove(rises)
 
     def _raised(self, first: Decision, now: int) -> set[int]:
         known = [one for before in self.decided for one in before.rises]
@@ -291,8 +305,8 @@ class Decisions:
         if before is not None:
             decision.follows = True
             decision.cause = before.cause
-            if before.outcome not in COMMON and before.cause in {None, *decision.ranks}:
-                decision.cause = before.rises[0].rank
+            if before.cause in {None, *decision.ranks}:
+                decision.cause = before.rises[0].rank if before.outcome not in COMMON else None
         self.decided.append(decision)
 
     def _remove(self, rises: Iterable[RankRise]) -> None:
@@ -303,7 +317,7 @@ class Decisions:
         """In a recording that ends before any level was known, (nearly) all others rose later: they
         had not risen yet when this one had."""
         others = [one for one in self._open if one.rank != first.rank]
-        later = {one.rank for one in others if one.is_rise and not one.began_before}
+        later = [one for one in others if one.is_rise and not one.began_before]
         return (
             not self.decided
             and coverage.ranks > 1
@@ -334,8 +348,8 @@ def _clear_at(one: RankRise, gap: int) -> int:
     return clear if one.established <= doubted_until else min(clear, doubted_until)
 
 
-def _are_nearly_all(some: Collection[int], ranks: int) -> bool:
-    return len(some) >= NEARLY_ALL * ranks
+def _are_nearly_all(rises: Iterable[RankRise], ranks: int) -> bool:
+    return len(ranks_of(rises)) >= NEARLY_ALL * ranks
 
 
 def _is_start(together: Iterable[RankRise], ranks: int) -> bool:
@@ -343,10 +357,10 @@ def _is_start(together: Iterable[RankRise], ranks: int) -> bool:
     return ranks > 1 and 2 * len(ranks_of(one for one in together if one.from_start)) > ranks
 
 
-def _is_common(together: Iterable[RankRise], ranks: int) -> bool:
-    """(Nearly) all ranks rise, and not because the job starts."""
-    is_start = _is_start(together, ranks)
-    return ranks > 1 and not is_start and _are_nearly_all(ranks_of(together), ranks)
+def _are_common(together: Sequence[RankRise], named: Decision | None, ranks: int) -> bool:
+    """(Nearly) all ranks rise, but for those that are named, and not because the job starts."""
+    ranks -= len(named.ranks) if named is not None else 0
+    return ranks > 1 and not _is_start(together, ranks) and _are_nearly_all(together, ranks)
 
 
 def _first_of_each(rises: Iterable[RankRise]) -> list[RankRise]:

@@ -43,8 +43,10 @@ def report(
     merged = _merged(ordered, now)
     for place, parts in enumerate(merged):
         one = parts[0]
-        near = slice(bisect_left(onsets, one.limit), bisect_right(onsets, one.limit + REVEALED_NS))
-        soon = {rank for other in ordered[near] for rank in other.ranks}
+        near = slice(
+            bisect_left(onsets, one.lo - REVEALED_NS), bisect_right(onsets, one.limit + REVEALED_NS)
+        )
+        soon = {rank for other in ordered[near] if other.latest > one.lo for rank in other.ranks}
         others = ranks - len(one.ranks)
         others_follow = others > 0 and len(soon - one.ranks) >= NEARLY_ALL * others
         first = min(one.rises, key=lambda rise: rise.hi)

@@ -142,7 +142,7 @@ class Excursions(GrowingColumns):
 
     def step(self, row: Int64s, begin: Int64s, end: Int64s, value: Int64s) -> Step:
         """The next sample of each series that is out."""
-        high, least, noise = self.high[row], self.least, self.noise
+        high, least = self.high[row], self.least
         self.samples[row] += 1
         samples = self.samples[row]
         top = self.top[row] = np.maximum(self.top[row], value)

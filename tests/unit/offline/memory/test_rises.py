@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from frd.model import Confidence
 from frd.offline.memory.analysis import RecordedRise
 from frd.offline.phases.answer import Certainty
 from tests.unit.offline.test_recordings import scope
-from tests.world.memory import EPOCH, GIB, MIB, Curve, S, Sampler, plus, ramp, step
+from tests.world.memory import EPOCH, GIB, MIB, Curve, S, Sampler, level, noise, plus, ramp, step
 from tests.world.recordings import CALM, FLAT, NONE, RECORDINGS, one_of, recording
 from tests.world.telemetry_files import event, of_job, write
 
@@ -85,6 +86,65 @@ def test_a_rank_without_samples_may_have_risen_first(tmp_path: Path) -> None:
     (rise,) = frd.load_memory([write(tmp_path / "a.jsonl", events)]).rises
     assert [one.confidence for one in rise.suspects] == [Confidence.MEDIUM]
     assert rise.unknown == (0,)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("rise", [step, lambda at, gib: ramp(at, gib / 5, gib)])
+@pytest.mark.parametrize("mib", [0, 8])
+def test_a_rise_that_is_far_larger_is_not_common(
+    tmp_path: Path, ranks: int, rise: Callable[[float, float], Curve], mib: float
+) -> None:
+    """Rank 1 gains 40 GiB when all others gain 1 GiB: it is a suspect, and they rise together. Of
+    two ranks whose noise hides when the slow one began, both may be first."""
+    curves = [
+        plus(level(5), noise(mib, rank), rise(10, 40 if rank == 1 else 1)) for rank in range(ranks)
+    ]
+    rises = frd.load_memory(files_of(tmp_path, *curves, until=20)).rises
+    (first,) = [one for one in rises if one.suspects]
+    if ranks == 2 and mib and rise is not step:
+        assert suspects(first) == {0, 1}
+        return
+    assert [(one.rank, one.confidence) for one in first.suspects] == [(1, Confidence.MEDIUM)]
+    (others,) = [one for one in rises if not one.suspects]
+    assert others.common_cause
+    assert set(others.ranks) == set(range(ranks)) - {1}
+    assert ("far less than that of rank 1" in others.text) == (ranks == 2)
+
+
+def test_rises_that_differ_a_little_are_common(tmp_path: Path) -> None:
+    """Together, one of four gains 4 GiB and the others 1 GiB, as a first rank of a pipeline may."""
+    curves = [plus(CALM, step(10, 1 + 3 * (rank == 0))) for rank in range(4)]
+    (rise,) = frd.load_memory(files_of(tmp_path, *curves, until=20)).rises
+    assert rise.common_cause
+
+
+@pytest.mark.parametrize("slope", [0.02, 0.1, 1])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_steady_rise_before_jumps(tmp_path: Path, ranks: int, slope: float) -> None:
+    """Rank 1 begins to rise steadily, and three seconds later all others jump by 4 GiB."""
+    curves = [plus(CALM, ramp(10, slope) if rank == 1 else step(13, 4)) for rank in range(ranks)]
+    rises = frd.load_memory(files_of(tmp_path, *curves, until=20)).rises
+    assert suspects(rises[0]) == {1}
+
+
+@pytest.mark.parametrize("samples", [3, 4, 6])
+def test_a_recording_that_ends_early(tmp_path: Path, samples: int) -> None:
+    """Rank 2 begins to rise at the second sample, and the others at the third."""
+    events = [
+        event(
+            at / 10,
+            rank=rank,
+            device_id=rank,
+            device_used_bytes=(20 + max(0, at - (rank != 2))) * GIB,
+        )
+        for rank in range(4)
+        for at in range(samples)
+    ]
+    analysis = frd.load_memory([write(tmp_path / "a.jsonl", events)])
+    first, others = sorted(analysis.rises, key=lambda one: not one.suspects)
+    assert [(one.rank, one.confidence) for one in first.suspects] == [(2, Confidence.LOW)]
+    assert (others.ranks, others.suspects, others.common_cause) == ((0, 1, 3), (), False)
+    assert "rose first, as far as the recording shows" in analysis.summary
 
 
 def test_figures_of_a_rise(tmp_path: Path) -> None:
