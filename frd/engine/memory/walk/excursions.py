@@ -142,15 +142,14 @@ class Excursions(GrowingColumns):
 
     def step(self, row: Int64s, begin: Int64s, end: Int64s, value: Int64s) -> Step:
         """The next sample of each series that is out."""
-        high, least = self.high[row], self.least
+        high = self.high[row]
         self.samples[row] += 1
         samples = self.samples[row]
         top = self.top[row] = np.maximum(self.top[row], value)
         self.lowest[row] = np.minimum(self.lowest[row], value)
         rise = top - high
-        enough = np.maximum(self.band[row] - high, least)
         was_established, was_ready = self.established[row], self.ready[row]
-        established = was_established | (rise >= enough)
+        established = was_established | (rise >= self._enough(row))
         still, still_low = self._grow(row, end, value, rise, established)
         floor = np.maximum(self.band[row], high + rise // QUARTER)
         is_below = value <= floor
@@ -182,7 +181,7 @@ class Excursions(GrowingColumns):
         settled = is_level & (still >= np.maximum(wait, patience)) & ~fell & ~usual
         ready |= settled & established
         self.established[row], self.ready[row] = established, ready
-        split = self._divide(row, begin, end, value, rose, rise, enough, settled | fell)
+        split = self._divide(row, end, value, rose, settled | fell)
         self._remember(row, begin, end, value, rose)
         is_over = usual | fell | settled
         self.out[row[is_over]] = False
@@ -248,21 +247,19 @@ class Excursions(GrowingColumns):
         outlier = (rise < CLEAR * usual) & (self.above[row] < STEPS)
         return (calm >= ENOUGH) & (rise * calm >= CONTRAST * usual) & ~outlier
 
+    def _enough(self, row: Int64s) -> Int64s:
+        """What is smaller is no rise."""
+        enough: Int64s = np.maximum(self.band[row] - self.high[row], self.least)
+        return enough
+
     # -- steepness -----------------------------------------------------------------------------
 
     def _divide(
-        self,
-        row: Int64s,
-        begin: Int64s,
-        end: Int64s,
-        value: Int64s,
-        rose: Int64s,
-        rise: Int64s,
-        enough: Int64s,
-        is_over: Bools,
+        self, row: Int64s, end: Int64s, value: Int64s, rose: Int64s, is_over: Bools
     ) -> Bools:
         """Which of these have just become much steeper than ever before. What was a rise without
         the steeper part ends there, and another one begins; else it may have begun only there."""
+        rise, enough = self.top[row] - self.high[row], self._enough(row)
         steep = QUARTER * np.maximum(self.steepest[row], self.noise)
         large = np.maximum(enough, np.maximum(rise // QUARTER, steep))
         steeper = (self.samples[row] > 2 * STEPS + 2) & (rose >= large) & ~is_over & self.ready[row]

@@ -423,9 +423,8 @@ class Series(GrowingColumns):
         self.ready_at[first], self.lo[first], self.hi[first] = now[new], lo[new], hi[new]
         again = np.abs(one.top[row] - self.spent[row]) <= (one.top[row] - one.high[row]) // NOISE
         certain = one.is_certain(row) & ~again
-        for at, when, *onset, is_certain in zip(
-            *(column.tolist() for column in (row, now, lo, hi, certain)), strict=True
-        ):
+        figures = (part.tolist() for part in (row, now, lo, hi, certain))
+        for at, when, *onset, is_certain in zip(*figures, strict=True):
             self._declare(at)
             if (rise := self._open.get(at)) is not None:
                 rise.lo, rise.hi = onset
