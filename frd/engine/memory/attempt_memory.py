@@ -192,7 +192,7 @@ class Memory:
             uncertain: ranks whose memory is not known, or not when.
             is_over: no more samples will come.
         """
-        coverage = Coverage(self._series)
+        coverage = Coverage(self._series, is_over=is_over)
         if is_over and coverage.ranks:
             self._horizon = int(coverage.newest.max())
             self._decisions.advance(self._horizon, self._series.take_rises(), coverage)

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from frd.engine.memory.walk.excursions import STEPS
-from frd.engine.memory.walk.levels import BATCH_NS, REVEALED_NS, WINDOW_NS
+from frd.engine.memory.walk.levels import BATCH_NS, MOST, REVEALED_NS, WINDOW_NS
 from frd.engine.memory.walk.recent import BIN_NS
 from frd.engine.memory.walk.series import Series
 from frd.model import Bools, Int64s
@@ -19,7 +19,10 @@ _NONE: Final = np.zeros(0, np.int64)
 class Coverage:
     """One row a rank that has samples, on hosts or devices (None: both), as of now."""
 
-    def __init__(self, series: Series, on_host: bool | None = None) -> None:
+    def __init__(
+        self, series: Series, on_host: bool | None = None, *, is_over: bool = False
+    ) -> None:
+        """`is_over`: no more samples will come."""
         n = series.count
         watched = series.watched[:n] & (series.first[:n] > 0)
         if on_host is not None:
@@ -37,6 +40,7 @@ class Coverage:
         main = row[start]
         self._quiet = series.quiet_from[main], series.quiet_to[main]
         self._silence = np.maximum(STEPS * self._gap, BATCH_NS)
+        self._last = self.newest if is_over else np.full(len(self.rank), MOST)
         self._place = {one: at for at, one in enumerate(self.rank.tolist())}
 
     @property
@@ -57,7 +61,7 @@ class Coverage:
         others = ~np.isin(self.rank, list(but))
         begin, silence = self._begin[others], self._silence[others]
         since, until = (quiet[others] for quiet in self._quiet)
-        following = when + 2 * self._gap[others]
+        following = np.minimum(when + 2 * self._gap[others], self._last[others])
         is_quiet = (since < when) & (when <= until)
         following = np.where(is_quiet, np.minimum(until, since + silence), following)
         following = np.where(begin < when, begin + silence, following)

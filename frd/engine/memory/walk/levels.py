@@ -78,6 +78,8 @@ class Levels(GrowingColumns):
     open_samples: Int32s = column(np.int32)
     calm: Int64s = column(np.int64)
     """Samples since the level began."""
+    _dip: Int64s = column(np.int64)
+    """The longest dip of the level before this one, samples."""
 
     def add(self, row: Int64s, low: Int64s, high: Int64s, samples: Int64s) -> None:
         """Usual samples, no more than fit into the open cell."""
@@ -104,8 +106,9 @@ class Levels(GrowingColumns):
         self._cells[row] = at + 1
         self._open(row)
 
-    def restart(self, row: Int64s, low: Int64s, high: Int64s, samples: Int64s) -> None:
-        """Only these samples, of each series, are usual now."""
+    def restart(self, row: Int64s, low: Int64s, high: Int64s, samples: Int64s, dip: Int64s) -> None:
+        """Only these samples, of each series, are usual now; a dip may last as long as before."""
+        self._dip[row] = dip
         self._low[row], self._high[row], self._samples[row] = MOST, -1, 0
         self._low[row, 0], self._high[row, 0] = low, high
         self._samples[row, 0], self._cells[row], self.span[row] = samples, 1, 1
@@ -165,7 +168,8 @@ class Levels(GrowingColumns):
         drop = np.where(is_old, highs, -1).max(axis=1) - last
         steady = (older > 0) & (drop >= least_drop) & (moves <= np.maximum(drop // NOISE, noise))
         stays, before = self._low_runs(row, last + drop // 2)
-        left = steady & (stays > before)
+        # Where cells begin is chance.
+        left = steady & (stays > before + 1) & (stays * self.span[row] > self._dip[row])
         row = row[left]
         self._from[row] = older[left]
         self.calm[row] = np.where(is_new[left], self._samples[row], 0).sum(axis=1)
@@ -182,7 +186,8 @@ class Levels(GrowingColumns):
         last = self._cells[row] - 1
         stays = run
         for at, flag in enumerate(is_low.T if is_low.any() else ()):
-            longest = np.where(flag, longest, np.maximum(longest, run))
+            came_back = ~flag & (at <= last)
+            longest = np.where(came_back, np.maximum(longest, run), longest)
             run = (run + 1) * flag
             stays = np.where(last == at, run, stays)
         return stays, longest
@@ -200,4 +205,5 @@ class Levels(GrowingColumns):
         _, dip = self._low_runs(row, (np.maximum(high, former) + low) // 2)
         # Within a cell, no dip is seen.
         dip = (dip + (high - low > least_slack)) * self.span[row]
+        dip = np.maximum(dip, self._dip[row])
         return Range(low, high, slack, dip, former)

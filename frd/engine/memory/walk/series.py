@@ -362,7 +362,8 @@ class Series(GrowingColumns):
         stale = self.high[row] > self._floor(row)
         if stale.any():  # a level that a rise has reached, and left
             one, now = row[stale], value[stale]
-            self.levels.restart(one, now, now, self.back[one])
+            dip = self.excursions.patience[one] - STEPS
+            self.levels.restart(one, now, now, self.back[one], dip)
             self._measure(one)
         for at, when in _pairs(row, self.back_at[row]):
             for rise in self._parts.get(at, ()):
@@ -386,7 +387,8 @@ class Series(GrowingColumns):
         settled = row[step.settled]
         if len(settled):
             low, high = one.still_low[settled], one.still_high[settled]
-            self.levels.restart(settled, low, high, one.still[settled])
+            dip = one.patience[settled] - STEPS
+            self.levels.restart(settled, low, high, one.still[settled], dip)
             self._measure(settled)
         if step.split.any():
             row, end = row[step.split], end[step.split]

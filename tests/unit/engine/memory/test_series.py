@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from frd.engine.memory.baseline import BIN_NS, Bins
-from frd.engine.memory.onset import Side, current_rises
 
+from frd.engine.memory.walk.levels import Levels
 from frd.engine.memory.walk.series import KINDS, Series
 from frd.engine.memory.walk.trend import FLOORS, Trend
 from frd.engine.policy import Policy
-from frd.model import Int64s, MemoryColumns, SeriesKind
+from frd.model import Int64s, MemoryColumns, SeriesInfo, SeriesKind
 from tests.world.memory import EPOCH, GIB, MIB, Curve, S, level, plus, ramp, step
 
 ROW: Int64s = np.zeros(1, np.int64)
@@ -20,35 +19,47 @@ POLICY = Policy(memory_warmup_s=10)
 # -- what is usual -------------------------------------------------------------------------------
 
 
-def bins(*lows_and_highs: tuple[int, int]) -> Bins:
-    """One series, and what its bins were."""
-    made = Bins()
+def levels(*values: int, gap: int = S) -> Levels:
+    """One series, and its samples."""
+    made = Levels()
     made.reserve(1)
-    for number, (low, high) in enumerate(lows_and_highs):
-        begin, ten = ROW + EPOCH + number * BIN_NS, np.full(1, 10, np.int32)
-        made.add(ROW, begin, ROW + low, ROW + high, ten, np.ones(1, np.bool_))
+    for value in values:
+        made.add(ROW, ROW + value, ROW + value, ROW + 1)
+        if len(made.full(ROW)):
+            made.complete(ROW, ROW + gap)
     return made
 
 
 def test_what_is_newest_is_not_usual_yet() -> None:
-    """Ten calm bins, and four in which the series has climbed."""
-    usual = bins(*[(5, 10)] * 10, *[(50, 100)] * 4).usual(ROW, ROW)
-    assert (usual.low.tolist(), usual.high.tolist(), usual.bins.tolist()) == ([5], [10], [10])
+    """Thirty calm samples, and twenty in which the series has climbed."""
+    usual = levels(*[5, 10] * 15, *range(50, 70)).usual(ROW, 1)
+    assert (usual.low.tolist(), usual.high.tolist(), usual.former.tolist()) == ([5], [10], [-1])
 
 
-def test_one_low_bin_says_nothing_of_the_usual_low() -> None:
-    """The process was restarted in one of them, or its sampler was."""
-    usual = bins(*[(50, 60)] * 5, (1, 60), *[(50, 60)] * 8).usual(ROW, ROW)
-    assert usual.low.tolist() == [50]
+def test_one_low_sample_says_nothing_of_the_usual_low() -> None:
+    """The sampler read nothing, once."""
+    assert levels(*[50, 60] * 4, 1, *[50, 60] * 11).usual(ROW, 1).low.tolist() == [50]
 
 
-def test_nothing_is_shown_of_a_process_that_was_replaced() -> None:
-    """Its bins are forgotten, as values and as what is usual."""
-    made = bins(*[(50, 60)] * 8)
-    assert made.recent(ROW, 3).tolist() == [[60, 60, 60]]
-    made.clear_rows(ROW)
-    assert made.recent(ROW, 3).tolist() == [[-1, -1, -1]]
-    assert len(made.usual(ROW, ROW).row) == 0
+def test_a_minute_at_ten_a_second_takes_no_more_cells() -> None:
+    """Samples are known one by one at first, and later in cells of so many that they show a minute
+    and no more than two."""
+    made = levels(*range(2_000), gap=S // 10)
+    usual = made.usual(ROW, 1)
+    assert made.span[0] == 32
+    assert 2_000 - 1_200 < usual.low[0] < 2_000 - 400
+    assert 1_600 < usual.high[0] < 1_980
+
+
+def test_a_level_that_was_left_is_remembered() -> None:
+    """Memory is released, and stays so for longer than it ever did: the level is the lower one. It
+    comes back: both are usual, and a dip lasts as long as it did."""
+    made = levels(*[90] * 20, *[10] * 25, gap=S // 100)
+    made.leave(ROW, 50, 1)
+    usual = made.usual(ROW, 1)
+    assert (usual.high.tolist(), usual.former.tolist()) == ([10], [90])
+    made.come_back(ROW)
+    assert made.usual(ROW, 1).high.tolist() == [90]
 
 
 # -- trends --------------------------------------------------------------------------------------
@@ -91,7 +102,7 @@ def test_floors_that_rise_ever_more_slowly_are_none() -> None:
 # -- what rises ----------------------------------------------------------------------------------
 
 
-def fed(*curves: Curve, until: float, kinds: tuple[SeriesKind, ...] = ()) -> Series:
+def fed(*curves: Curve, until: float, kinds: tuple[SeriesKind, ...] = (), own: int = -1) -> Series:
     """Series of rank 0 on one device, the first one of the whole, read ten times a second."""
     made = Series(POLICY)
     made.reserve(len(curves))
@@ -101,6 +112,8 @@ def fed(*curves: Curve, until: float, kinds: tuple[SeriesKind, ...] = ()) -> Ser
         made.rank[at], made.kind[at] = 0, KINDS.index(kind)
         made.shared[at] = kind is SeriesKind.DEVICE_USED
         made.pool[at], made.container[at], made.watched[at] = 0, 0, True
+        made.own[at] = own
+        made.infos.append(SeriesInfo(0, kind, "GPU-0"))
     capacity = np.full(len(curves), 80 * GIB)
     for second in np.arange(0, until, 0.5):
         times = second + np.arange(5) / 10
@@ -120,10 +133,10 @@ def test_a_rise_that_says_something_is_a_share_of_what_there_is() -> None:
 
 
 def test_a_jump_has_no_rate() -> None:
-    """A slow rise, with one jump of 20 GiB, which then goes on as before: a second later
-    the rate is that of the slow rise."""
+    """A slow rise, with one jump of 20 GiB, which then goes on as before: two seconds
+    later the rate is that of the slow rise."""
     curve = plus(level(10), ramp(30, 0.5), step(33, 20))
-    rate = fed(curve, until=34.0).rate[0]
+    rate = fed(curve, until=35.0).rate[0]
     assert rate == pytest.approx(0.5 * GIB, rel=0.05)
 
 
@@ -133,9 +146,8 @@ def test_what_filled_a_device_before_is_not_what_the_process_took() -> None:
     device = plus(level(10), step(30, 30), ramp(30, 2, 30), ramp(40, 4))
     own = plus(level(10), ramp(40, 10, 40))
     kinds = (SeriesKind.DEVICE_USED, SeriesKind.PROCESS_USED)
-    made = fed(device, own, until=44, kinds=kinds)
+    made = fed(device, own, until=44, kinds=kinds, own=1)
     assert made.reportable_at[0] > 0
-    made.own[:] = 1
-    found = current_rises(made, Side(on_host=False, of_others=False), POLICY)
-    assert found.row.tolist() == [1]
-    assert (found.hi[0] - EPOCH) / S == pytest.approx(40, abs=0.2)
+    (found,) = [one for one in made.take_rises() if one.is_rise]
+    assert found.kind is SeriesKind.PROCESS_USED
+    assert (found.hi - EPOCH) / S == pytest.approx(40, abs=0.2)
