@@ -104,7 +104,7 @@ class Incidents:
         rises: list[RankRise],
         free: Iterable[tuple[Decision, list[RankRise]]],
     ) -> tuple[Decision, list[RankRise]]:
-        """The first of the rises that are linked with these, and no trifle beside them."""
+        """The first of the rises that are linked with these, and not much smaller."""
         lead, begin = max(one.gain for one in rises), min(one.lo for one in rises)
         for before, of_before in free:
             if _is_linked(of_before, begin) and self._matters(of_before, lead):
@@ -112,7 +112,7 @@ class Incidents:
         return decision, rises
 
     def _matters(self, rises: Iterable[RankRise], lead: int) -> bool:
-        """They may be the cause of a rise of `lead` bytes: they alarm, are no trifle beside it, or
+        """They may be the cause of a rise of `lead` bytes: they alarm, are not much smaller, or
         go on at a pace that memory does not last for long."""
         series = self._series
         for one in rises:

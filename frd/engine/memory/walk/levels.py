@@ -36,8 +36,8 @@ REVEALED_NS: Final = 5 * SECOND
 """How long a rise may look smaller than it is, because a usual movement hides it or it climbs in
 steps. All ranks begin a phase of the program (an evaluation) within this."""
 LASTING: Final = 20
-"""Samples that are a time of their own: the newest ones do not show what is usual; and what has
-lasted for them is no outlier. Half of it is the length of a training step that is sampled well."""
+"""So many of the newest samples do not show what is usual, and what has lasted for so many is no
+outlier. Half of it is the length of a training step that is sampled well."""
 ENOUGH: Final = 5
 """Fewer samples show no level: the series may have been rising before."""
 NOISE: Final = 16
