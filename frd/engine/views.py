@@ -404,6 +404,12 @@ class AttemptView:
     namespace: str = ""
     """The Kubernetes namespace of most of its ranks; empty: none, or unknown."""
 
+    def node_of(self, rank: int) -> str:
+        """Empty: the rank was never declared."""
+        row = int(np.searchsorted(self.rank_columns.rank, rank))
+        found = self.ranks[row : row + 1]
+        return found[0].info.node if found and found[0].info.rank == rank else ""
+
     @classmethod
     def forgotten(cls, key: AttemptKey, failure: Failure) -> AttemptView:
         """An attempt of which only is known how it failed. Any other attempt of the job that is

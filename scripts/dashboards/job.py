@@ -232,16 +232,17 @@ def _memory() -> list[Panel]:
         ),
         graph(
             "Rises of memory",
-            "How fast memory of the ranks rises that open findings about memory name, by kind: of "
-            "the device, the process, torch's allocator or the host.",
+            "By how much memory of the ranks that rose first is above its usual level, whether a "
+            "finding is open or not, by kind: of the device, the process, torch's allocator or "
+            "the host.",
             {
                 "rank {{rank}} on {{node}}: {{kind}}": once(
                     "frd_memory_rise" + _OF, "rank", "node", "kind"
                 )
             },
             width=8,
-            unit="binBps",
-            nothing="no memory finding is open",
+            unit="bytes",
+            nothing="no memory rose",
             runbook="FrdMemoryFirstCause",
         ),
         graph(

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
 
 from frd.cli import FINDINGS_PRESENT
 from frd.cli.commands.demo.scenarios import SCENARIOS
-from tests.world.daemons import Stage, findings, frd, opened_s, until, watched
+from tests.world.daemons import Stage, findings, frd, metric, opened_s, until, watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.alone, pytest.mark.timeout(120)]
 WITHIN_S = 80.0
+GIB = 1 << 30
 
 
 def claim(finding: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -59,3 +62,29 @@ def test_the_rank_whose_host_memory_grows_is_named(
 
         (again,) = json.loads(until(replayed))["findings"]
         assert claim(again) == claim(finding)
+
+
+def test_a_rise_in_the_first_seconds_is_shown_and_is_no_finding() -> None:
+    """One of four ranks takes a GiB within its first 20 s and keeps it, which threatens nothing:
+    the API, the status and the metrics show that its memory rose, and no finding opens."""
+    calm = replace(SCENARIOS["memory"], policy={"memory_min_rise_share": 0.5})
+    arguments = ["--rank", "2", "--step", "250", "--keep", "1024"]
+    with watched(calm, 4, 10.0, arguments) as (stage, client):
+        address = client.url.removeprefix("http://")
+        risen = f'frd_memory_rise{{job="{stage.job}",rank="2"'
+        until(lambda: metric(address, risen) > 0.9 * GIB, "the rise of rank 2", WITHIN_S)
+        job = client.get(f"/api/v1/jobs/{stage.job}")
+        (rise,) = [one for one in job["rises"] if any(s["rank"] == 2 for s in one["suspects"])]
+        (suspect,) = rise["suspects"]
+        assert suspect["node"] == job["ranks"][2]["node"]
+        assert rise["series"] == "host_used"
+        assert rise["bytes"] > 0.9 * GIB
+        assert not any(rise[key] for key in ("alarming", "common_cause", "fell_back"))
+        began_s = datetime.fromisoformat(rise["onset"]["latest"]).timestamp()
+        assert abs(began_s - crossed_at(stage)) < 2.0
+        printed = frd("status", "--memory", "--http", address).stdout
+        assert "memory that rose" in printed
+        assert rise["text"] in printed
+        assert "alarms" not in printed
+        assert metric(address, f'frd_memory_rise{{job="{stage.job}"') == metric(address, risen)
+        assert findings(client) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from frd.engine.memory.rises import Attribution, Rise, RiseSuspect
 from frd.engine.views import (
     AttemptView,
     GroupColumns,
@@ -12,7 +13,15 @@ from frd.engine.views import (
     RankColumns,
     RankView,
 )
-from frd.model import AlignedNs, AttemptKey, NodeNs, RankState, RankStatus
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    Confidence,
+    NodeNs,
+    RankState,
+    RankStatus,
+    SeriesKind,
+)
 from frd.service.clocks.agent_clocks import AgentClock
 from frd.service.clocks.alignments import guess
 from frd.service.clocks.real_time import RealTime
@@ -56,6 +65,37 @@ def group_view(
         group_id or f"id of {label}", label, size, open_collectives, int(stall_s > 0), stall_s,
         matched, enqueued, completed, threshold_s,
     )  # fmt: skip
+
+
+def rise(
+    *suspects: int,
+    ranks: Sequence[int] = (),
+    size: int = 1 << 30,
+    fell_back: bool = False,
+    alarming: bool = False,
+    common_cause: bool = False,
+) -> Rise:
+    """Of host memory, two seconds ago; `ranks`: if there are others than the suspects."""
+    ranks = ranks or suspects
+    return Rise(
+        ranks=tuple(ranks),
+        suspects=tuple(RiseSuspect(rank, Confidence.HIGH) for rank in suspects),
+        series=SeriesKind.HOST_USED,
+        device="",
+        onset=(NOW - 2 * SECOND, NOW - 2 * SECOND + 100_000_000),
+        end_ns=NOW,
+        bytes=size,
+        took_s=1.5,
+        peak_bytes=3 << 30,
+        fell_back=fell_back,
+        alarming=alarming,
+        common_cause=common_cause,
+        next_rank=None,
+        lead_ns=0,
+        unknown=(),
+        attribution=Attribution.HOST,
+        text=f"host memory of rank {ranks[0]} rose first: +1.0 GiB in 1.5 s",
+    )
 
 
 def attempt_view(

@@ -25,6 +25,7 @@ from frd.cli.screens.job_tables import (
     memory_table,
     nodes_table,
     ranks_table,
+    rises_table,
 )
 from frd.cli.screens.live import Picture
 from frd.cli.screens.records import JOB, JOB_WIDE, job_record, print_notes, print_records
@@ -214,6 +215,8 @@ def _job(job: _Object) -> Sequence[RenderableType]:
     ]
     if job["memory"]["series"]:
         parts.append(memory_table(job["memory"]))
+    if rises := job.get("rises"):
+        parts.append(rises_table(rises))
     if job["groups"]:
         parts.append(groups_table(job["groups"]))
         partly = [one for one in job["groups"] if one.get("unwatched")]

@@ -145,6 +145,15 @@ def memory_table(memory: Mapping[str, Any]) -> Table:
     return table
 
 
+def rises_table(rises: Sequence[Mapping[str, Any]]) -> Table:
+    """The key ``rises`` of the same; those that alarm are marked, and first."""
+    table = _table("memory that rose")
+    for rise in sorted(rises, key=lambda one: not one["alarming"]):
+        mark = " <- alarms" if rise["alarming"] else ""
+        table.add_row(Text(f"{plain(rise['text'])}{mark}", style="bold red" if mark else ""))
+    return table
+
+
 def sparkline(values: Sequence[int], still: float) -> str:
     """One bar per value, scaled from the lowest to the highest; a span below `still` looks flat."""
     if not values:

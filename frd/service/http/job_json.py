@@ -27,7 +27,7 @@ from frd.service.http.json_api import (
     pace_json,
     rank_json,
 )
-from frd.service.http.memory_json import memory_json
+from frd.service.http.memory_json import memory_json, rises_json
 from frd.service.state import NodeView, ServiceState, rank_states, unwatched
 
 Json: TypeAlias = dict[str, Any]
@@ -64,6 +64,10 @@ def job_summary(state: ServiceState, view: AttemptView, map_tag: str) -> Json:
         "groups": groups,
         "more_groups": more_groups,
         "memory": memory_json(view.memory, None),
+        "rises": [
+            {**rise, "ranks": fold_ranks(rise["ranks"]), "unknown": fold_ranks(rise["unknown"])}
+            for rise in rises_json(view, state.status_view.utc_ahead_ns)
+        ],
         "ops": [
             {
                 "op": op,

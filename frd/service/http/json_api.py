@@ -18,7 +18,7 @@ from frd.forms import utc_text
 from frd.model import AlignedNs, Finding, Kind
 from frd.service.clocks.view import clock_json
 from frd.service.http.answers import API_VERSION
-from frd.service.http.memory_json import memory_json
+from frd.service.http.memory_json import memory_json, rises_json
 from frd.service.http.watching_json import watching_json
 from frd.service.pace import EVERY_S
 from frd.service.state import (
@@ -92,6 +92,7 @@ def job_json(
         "groups": [group_json(group) for group in view.groups],
         "ranks": [rank_json(state, rank, blind.get(rank.info.rank)) for rank in view.ranks],
         "memory": memory_json(view.memory, memory_of),
+        "rises": rises_json(view, state.status_view.utc_ahead_ns),
         "nodes": [
             {**node_json(node, at), "ranks": list(node.ranks[view.key])}
             for node in state.nodes

@@ -1,4 +1,4 @@
-"""Memory series in the API: the requested ones, or the few worst.
+"""Memory in the API: every rise, and of the series the requested ones, or the few worst.
 
 A job of 16,384 ranks has a hundred thousand series; a screen has room for some. The worst series is
 the one nearest to its capacity if it continues as it did recently. Only one series a rank is shown,
@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from frd.engine.views import MemoryView
+from frd.engine.views import AttemptView, MemoryView
 from frd.model import Float64s, Int64s, SeriesKind
 
 MAX_WORST: Final = 6
@@ -33,6 +33,17 @@ def memory_json(memory: MemoryView, ranks: Collection[int] | None) -> Json:
         "recent_every_s": memory.every_s,
         "series": [_row(memory, i) for i in rows],
     }
+
+
+def rises_json(view: AttemptView, utc_ahead_ns: int) -> list[Json]:
+    """By onset; each suspect with its node."""
+    return [
+        {
+            **shown,
+            "suspects": [{**one, "node": view.node_of(one["rank"])} for one in shown["suspects"]],
+        }
+        for shown in (rise.to_json(utc_ahead_ns) for rise in view.memory.rises)
+    ]
 
 
 def _worst(memory: MemoryView) -> list[int]:

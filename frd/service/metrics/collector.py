@@ -20,7 +20,7 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from frd.engine.findings.text import clean
-from frd.engine.views import AttemptView, GroupColumns, Histogram, MemoryView
+from frd.engine.views import AttemptView, GroupColumns, Histogram
 from frd.model import Kind, Severity
 from frd.service.clocks.pings import REASONS as CLOCK_REASONS
 from frd.service.evidence.asker import RAS_REPORT, WAIT_REPORT
@@ -188,7 +188,6 @@ def _add_findings(values: Values, state: ServiceState, latest: Mapping[str, Atte
         key = (*of_job(finding.job, namespaces), finding.kind.value)
         values["frd_findings_closed_by_hand"][key] += 1
     values["frd_findings_corrected_total"][()] = state.counters.corrected
-    rising: dict[str, dict[int, str]] = defaultdict(dict)
     now = state.utc(state.status_view.at)
     for finding in state.open_findings():
         key = (*of_job(finding.job, namespaces), finding.kind.value)
@@ -199,8 +198,6 @@ def _add_findings(values: Values, state: ServiceState, latest: Mapping[str, Atte
         values["frd_finding_info"][label(finding.job), finding.id, *map(label, texts)] = 1
         if finding.is_silenced(now):
             values["frd_finding_silenced"][label(finding.job), finding.id] = 1
-        if finding.kind in (Kind.MEMORY_SPIKE, Kind.OOM):
-            rising[finding.job] |= {one.rank: one.node for one in finding.suspects}
         is_critical = finding.severity is Severity.CRITICAL
         values["frd_finding_opened_timestamp_seconds"][*key, finding.id] = finding.opened_at / 1e9
         values["frd_finding_critical"][*key, finding.id] = is_critical
@@ -209,20 +206,22 @@ def _add_findings(values: Values, state: ServiceState, latest: Mapping[str, Atte
             waits_for = suspect.waits_for.kind.value if suspect.waits_for is not None else ""
             of_suspect = str(suspect.rank), label(suspect.node), suspect.reason.value, waits_for
             values["frd_suspect"][*key, finding.id, *of_suspect] = 1
-    for job in latest.keys() & rising.keys():
-        _add_rises(values, label(job), latest[job].memory, rising[job])
+    for name, view in latest.items():
+        if not view.ended:
+            _add_rises(values, label(name), view)
 
 
-def _add_rises(values: Values, job: str, memory: MemoryView, nodes: Mapping[int, str]) -> None:
-    """The fastest rises of the ranks of `nodes`."""
+def _add_rises(values: Values, job: str, view: AttemptView) -> None:
+    """The largest rises, of the ranks that may have been first."""
     found: defaultdict[Labels, float] = defaultdict(float)
-    for row, of in enumerate(memory.series):
-        if of.rank in nodes and (took_ns := int(memory.last_at[row] - memory.first_at[row])) > 0:
-            known = memory.recent[row][memory.recent[row] >= 0]
-            key = (job, str(of.rank), label(nodes[of.rank]), of.kind.value)
-            found[key] = max(found[key], float(known[-1] - known[0]) * 1e9 / took_ns)
-    fastest = sorted(found, key=lambda key: -found[key])[:MAX_SUSPECTS]
-    values["frd_memory_rise"].update({key: found[key] for key in fastest if found[key] > 0})
+    for rise in view.memory.rises:
+        if not rise.fell_back and not rise.common_cause:
+            ranks = [one.rank for one in rise.suspects] or rise.ranks
+            for rank in ranks[:MAX_SUSPECTS]:
+                key = (job, str(rank), label(view.node_of(rank)), rise.series.value)
+                found[key] = max(found[key], rise.bytes)
+    largest = sorted(found, key=lambda key: -found[key])[:MAX_SUSPECTS]
+    values["frd_memory_rise"].update({key: found[key] for key in largest})
 
 
 def _add_clocks(values: Values, nodes: Iterable[NodeView]) -> None:

@@ -135,8 +135,9 @@ METRICS: Final[dict[str, Spec]] = {
     ),
     "frd_memory_rise": _gauge(
         ("job", "rank", "node", "kind"),
-        "Bytes a second by which memory of ranks that open findings about memory name rises, by "
-        f"kind of memory: the {MAX_SUSPECTS} fastest rises of a job.",
+        "Bytes by which memory of a rank is above its usual level, by kind of memory, of ranks "
+        f"that rose first and whose memory has not fallen back: the {MAX_SUSPECTS} largest of a "
+        "job.",
     ),
     "frd_collectives_matched_total": _counter(
         ("job", "group"), "Collectives completed by every member of the group."

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from frd.engine.views import MemoryView
 from frd.model import AlignedNs, Finding, Kind, Severity
 from tests.e2e.web.browser import Watched, overflow_px, section, watched
 from tests.e2e.web.serving import Serving, hung, serving, stall
 from tests.world.http_api import closed
-from tests.world.views import NOW, SECOND
+from tests.world.views import NOW, SECOND, rise
 
 pytestmark = pytest.mark.xdist_group("web")  # one Chromium for all
 OPEN = 100
@@ -161,6 +162,41 @@ def test_keys_only(service: Serving, watched: Watched) -> None:
     expect(lanes).to_be_focused()
     page.keyboard.press("ArrowDown")
     expect(lanes.get_by_role("status")).to_contain_text("has not joined all_reduce #6")
+
+
+def spike(number: int, rank: int) -> Finding:
+    found = stall(number, "llm")
+    suspect = dataclasses.replace(found.suspects[0], rank=rank)
+    found = dataclasses.replace(found, headline=f"rank {rank} rose", suspects=(suspect,))
+    return dataclasses.replace(found, kind=Kind.MEMORY_SPIKE)
+
+
+def test_memory_that_rose(tmp_path: Path, watched: Watched) -> None:
+    """A rise that alarms comes first, with a link to the finding that is about it; a calm one says
+    so. On a telephone, too, and reached with the keyboard. Nothing is shown if none rose."""
+    rises = [rise(0), rise(ranks=range(4), common_cause=True), rise(1, fell_back=True)]
+    memory = MemoryView(rises=[*rises, rise(2, alarming=True)])
+    jobs = [dataclasses.replace(hung("llm"), memory=memory), hung("rl")]
+    with serving(tmp_path, jobs, [spike(2, 3), spike(1, 2)]) as one:
+        for width in (1280, 390):
+            watched.page.set_viewport_size({"width": width, "height": 844})
+            page = watched.open(one.address, "/jobs/llm")
+            shown = section(page, "Memory that rose").locator("tbody tr")
+            expect(shown.nth(0)).to_contain_text("rank 2 on node")
+            expect(shown.nth(0).get_by_role("link")).to_have_text("rank 2 rose")
+            expect(shown.nth(1)).to_contain_text("+1.0 GiB in 1.5 s")
+            expect(shown.nth(1)).to_contain_text("host memory of the rank")
+            expect(shown.nth(1)).to_contain_text("does not alarm")
+            expect(shown.nth(2)).to_contain_text("0-3 (4 ranks), together")
+            expect(shown.nth(3)).to_contain_text("fell back")
+            assert overflow_px(page) <= 0
+        page.get_by_role("group", name="Memory that rose").focus()
+        page.keyboard.press("Tab")
+        expect(page.locator(":focus")).to_have_text("rank 2 rose")
+        page = watched.open(one.address, "/jobs/rl")
+        expect(section(page, "Notable ranks")).to_be_visible()
+        expect(page.get_by_text("Memory that rose")).to_have_count(0)
+        page.goto("about:blank")
 
 
 PATHS = (

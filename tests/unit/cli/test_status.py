@@ -104,6 +104,21 @@ def test_status_shows_the_worst_memory(service: Service, ask: Shell) -> None:
     assert "3 more ranks: --memory" in text
 
 
+def test_status_shows_every_rise_of_memory(service: Service, ask: Shell) -> None:
+    """On 80 columns: those that alarm are marked, and first. Nothing is shown without a rise."""
+    says_status(service)
+    assert "memory that rose" not in ask.drawn("status", columns=80).out
+    calm = {"alarming": False, "text": "host memory of rank 0 rose first: +1.0 GiB in 1.5 s"}
+    alarms = {"alarming": True, "text": f"host memory of rank 2 rose{' and rose' * 9}"}
+    service.says("/api/v1/jobs/a%2Fb", {**JOB, "rises": [calm, alarms]})
+    lines = ask.drawn("status", columns=80).lines
+    assert max(map(len, lines)) <= 80
+    text = " ".join(" ".join(lines).split())
+    shown = text[text.index("memory that rose") :]
+    assert shown.index(f"{alarms['text']} <- alarms") < shown.index(str(calm["text"]))
+    assert shown.count("<- alarms") == 1
+
+
 @pytest.mark.parametrize(
     ("options", "query"), [(["--memory"], "all"), (["--ranks", "2-3"], "2-3")], ids=str
 )

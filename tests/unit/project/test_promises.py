@@ -45,6 +45,7 @@ from tests.docs import parsers
 from tests.docs.pages import commands
 from tests.world.http_api import Client as ApiClient
 from tests.world.http_api import Service, job_view
+from tests.world.views import rise
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -209,7 +210,11 @@ def test_every_key_of_the_api_is_documented(tmp_path: Path) -> None:
     view = job_view("train")
     used = np.ones(1, np.int64)
     memory = AttemptMemory(
-        [SeriesInfo(0, SeriesKind.HOST_USED)], used, used, np.ones((1, 4), np.int64)
+        [SeriesInfo(0, SeriesKind.HOST_USED)],
+        used,
+        used,
+        np.ones((1, 4), np.int64),
+        rises=[rise(0)],
     )
     service = Service(tmp_path, [replace(view, memory=memory)])
     client = ApiClient(service)

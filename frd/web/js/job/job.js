@@ -7,7 +7,7 @@ import { figure, list, record, text } from "../core/format.js";
 import { useTitle } from "../core/frame.js";
 import { Nodes } from "../overview/health.js";
 import { HeatMapView } from "./heatmap_view.js";
-import { Groups, Notable, Ops } from "./job_tables.js";
+import { Groups, Notable, Ops, Rises } from "./job_tables.js";
 import { CutNote, Ended, Failed, Findings } from "../overview/overview.js";
 import { Boundary, Counts, Facts, Pace, Tag, blamed, fates } from "../core/parts.js";
 import { Memory, RankPanel } from "./rank_panel.js";
@@ -57,6 +57,7 @@ export function Job({ name, query }) {
     ${list(record(job.memory).series).length ? html`<${Part} id="memory" title="Memory nearest to its capacity" on=${job}>
       <${Memory} series=${list(job.memory.series).map(record)} />
       <p class="muted small">Of ${figure(job.memory.ranks)} ranks with memory series.</p><//>` : ""}
+    ${list(job.rises).length ? html`<${Part} id="rises" title="Memory that rose" on=${job}><${Rises} rises=${list(job.rises)} findings=${findings} /><//>` : ""}
     ${list(job.ops).length ? html`<${Part} id="ops" title="Ops" on=${job}><${Ops} ops=${list(job.ops)} /><//>` : ""}
     ${list(job.groups).length ? html`<${Part} id="groups" title="Process groups" on=${job}><${Groups} groups=${list(job.groups)} more=${job.more_groups} /><//>` : ""}
     ${list(job.nodes).length ? html`<${Part} id="nodes" title="Nodes and clocks" on=${job}><${Nodes} nodes=${list(job.nodes)} more=${job.more_nodes} /><//>` : ""}

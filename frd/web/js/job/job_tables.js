@@ -1,9 +1,10 @@
 /**
- * Tables of the job page: notable ranks, ops, process groups.
+ * Tables of the job page: notable ranks, rises of memory, ops, process groups.
  */
 import { html } from "../../vendor/standalone.module.js";
-import { count, duration, figure, list, number, record, text } from "../core/format.js";
-import { Age, Fate, LongTable, Table, placeOf } from "../core/parts.js";
+import { bytes, count, duration, figure, list, number, record, text } from "../core/format.js";
+import { Age, Fate, FindingLink, LongTable, Ranks, Table, Time, placeOf } from "../core/parts.js";
+import { both, ranges } from "../core/ranges.js";
 import { exitText } from "./rank_panel.js";
 
 export function Notable({ ranks, choose, blame, calm }) {
@@ -18,6 +19,24 @@ export function Notable({ ranks, choose, blame, calm }) {
       placeOf(record(blame.suspects.get(one.rank))) || text(one.detail) || exitText(record(one.exit)) || "–",
       one.as_of ? html`<${Age} at=${one.as_of} /> ago` : number(one.age_s) === null ? "–" : `${duration(one.age_s)} ago`,
     ])} />`;
+}
+
+/** Rises of memory, those that alarm first. `findings`: the open ones of the job. */
+export function Rises({ rises, findings }) {
+  const about = list(findings).filter((one) => ["memory_spike", "oom"].includes(one.kind));
+  const names = (suspects, rise) => !suspects.length || both(ranges(suspects.map((one) => record(one).rank)), ranges(rise.ranks)).length > 0;
+  const rows = rises.map(record).sort((a, b) => Number(b.alarming === true) - Number(a.alarming === true)).map((one) => {
+    const suspects = list(one.suspects).map(record);
+    const finding = one.alarming ? about.find((found) => names(list(found.suspects), one)) : undefined;
+    return [
+      html`<${Time} at=${record(one.onset).latest} />`,
+      suspects.length ? suspects.map((suspect) => `rank ${text(suspect.rank)} on ${text(suspect.node)}`).join(", or ") : html`<${Ranks} ranks=${one.ranks} />${one.common_cause ? ", together" : ", undecided"}`,
+      `+${bytes(one.bytes)} in ${duration(one.took_s)}${one.fell_back ? ", fell back" : ""}`,
+      text(one.whose),
+      finding ? html`<${FindingLink} finding=${finding} />` : one.alarming ? html`<strong class="bad">alarms</strong>` : "does not alarm",
+    ];
+  });
+  return html`<${LongTable} label="Memory that rose" stack=${true} head=${["When", "Ranks", "Rise", "Whose", "Finding"]} rows=${rows} />`;
 }
 
 const quantiles = (one) => {

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from frd.cli.screens.job_tables import sparkline
 from frd.engine.views import MemoryView
-from frd.forms import bytes_text
-from frd.model import SeriesInfo, SeriesKind
+from frd.forms import bytes_text, utc_text
+from frd.model import AlignedNs, SeriesInfo, SeriesKind
 from frd.service.http.memory_json import MAX_WORST, memory_json
+from tests.world.http_api import Client, Service, job_view
+from tests.world.views import NOW, SECOND, rise
 
 GIB = 1 << 30
 
@@ -94,6 +99,28 @@ def test_ranks_asked_for_come_with_all_they_have() -> None:
             "recent_bytes": [None, None],
         },
     ]
+
+
+def test_every_rise_is_in_both_forms_of_a_job(tmp_path: Path) -> None:
+    """By onset, in UTC, each suspect with its node; the summary folds sets of ranks."""
+    rises = [rise(1, alarming=True), rise(ranks=(0, 1, 2), common_cause=True)]
+    job = replace(job_view("train", world_size=3), memory=MemoryView(rises=rises))
+    service = Service(tmp_path, [job])
+    service.state = replace(
+        service.state, status_view=replace(service.state.status_view, utc_ahead_ns=SECOND)
+    )
+    client = Client(service)
+    found, together = client.get("/api/v1/jobs/train").json["rises"]
+    assert found["suspects"] == [{"rank": 1, "confidence": "high", "node": "node0"}]
+    assert found["onset"]["earliest"] == utc_text(AlignedNs(NOW - SECOND))
+    assert (found["bytes"], found["alarming"], found["series"]) == (GIB, True, "host_used")
+    assert (together["suspects"], together["ranks"]) == ([], [0, 1, 2])
+    folded = client.get("/api/v1/jobs/train", "view=summary").json["rises"]
+    assert folded == [
+        {**found, "ranks": "1", "unknown": ""},
+        {**together, "ranks": "0-2", "unknown": ""},
+    ]
+    service.close()
 
 
 def test_a_sparkline_shows_a_rise_and_not_the_noise() -> None:

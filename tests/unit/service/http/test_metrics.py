@@ -10,7 +10,6 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -30,8 +29,6 @@ from frd.model import (
     FindingState,
     Kind,
     RankState,
-    SeriesInfo,
-    SeriesKind,
     Severity,
     WaitKind,
     WaitsFor,
@@ -51,7 +48,16 @@ from frd.service.metrics.table import MAX_SUSPECTS, METRICS
 from frd.service.state import CellState, ClusterState, Counters, NodeView, ServiceState
 from tests.world.http_api import Client, Service, finding
 from tests.world.prometheus import documented
-from tests.world.views import NOW, SECOND, TRAIN, attempt_view, group_view, node_view, rank_view
+from tests.world.views import (
+    NOW,
+    SECOND,
+    TRAIN,
+    attempt_view,
+    group_view,
+    node_view,
+    rank_view,
+    rise,
+)
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -318,25 +324,31 @@ def test_a_straggler_has_no_effect_as_a_label() -> None:
     assert (labels["headline"], labels["effect"]) == (late.headline, "")
 
 
-def test_rises_of_ranks_that_open_findings_about_memory_name() -> None:
-    """The fastest ones of a job; a rank that no finding names has none, nor has memory that does
-    not rise."""
+def test_rises_of_memory_that_have_not_fallen_back() -> None:
+    """Bytes above the usual level of each suspect, with its node, the larger one of two rises of
+    a rank, whether a finding is open or not; of the ranks of an undecided rise; not of a common
+    one. The largest of a job, and none of a job that has ended."""
     count = MAX_SUSPECTS + 4
-    series = [SeriesInfo(rank, SeriesKind.HOST_USED) for rank in range(count)]
-    recent = np.array([[-1, 0, 20 * rank] for rank in range(count)], np.int64)
-    times = np.zeros(count, np.int64), np.full(count, 2 * SECOND)
-    memory = MemoryView(series, recent[:, -1], recent[:, -1], recent, 1.0, *times)
-    named = dataclasses.replace(stall(suspects=count - 1), kind=Kind.MEMORY_SPIKE)
-    job = dataclasses.replace(job_view(), memory=memory)
-    got = scraped(service_state(job, findings=[named]))
-    rises = {key: found for key, found in got.items() if key[0] == "frd_memory_rise"}
-    assert sorted(rises.values()) == [10.0 * rank for rank in range(3, count - 1)]
-    labels = {"job": "train", "node": "node0", "kind": "host_used"}
-    assert value(got, "frd_memory_rise", rank="5", **labels) == 50
-    other = dataclasses.replace(named, kind=Kind.STALL)
-    assert "frd_memory_rise" not in {
-        name for name, _ in scraped(service_state(job, findings=[other]))
-    }
+    memory = MemoryView(
+        rises=[
+            *(rise(rank, size=rank << 20) for rank in range(1, count)),
+            rise(1, size=50 << 20),
+            rise(2, size=90 << 20, fell_back=True),
+            rise(ranks=(0, 2), size=60 << 20),
+            rise(ranks=range(count), size=99 << 20, common_cause=True),
+        ]
+    )
+    view = attempt_view([rank_view(rank, world=count) for rank in range(count)])
+    view = dataclasses.replace(view, memory=memory)
+    got = scraped(service_state(view))
+    rises = [(dict(key[1]), found) for key, found in got.items() if key[0] == "frd_memory_rise"]
+    assert {(int(of["rank"]), found / 2**20) for of, found in rises} == {
+        (0, 60), (1, 50), (2, 60), *((rank, rank) for rank in range(count - 13, count)),
+    }  # fmt: skip
+    labels = {"job": "train", "rank": "1", "node": "node1", "kind": "host_used"}
+    assert value(got, "frd_memory_rise", **labels) == 50 << 20
+    ended = scraped(service_state(dataclasses.replace(view, ended=True)))
+    assert "frd_memory_rise" not in {name for name, _ in ended}
 
 
 def test_the_namespace_of_a_job() -> None:
