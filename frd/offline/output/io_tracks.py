@@ -15,14 +15,13 @@ from frd.dftracer.kinds import Kind
 from frd.model import Int64s
 from frd.offline.io.analysis import IoAnalysis, RankIo, names_of
 from frd.offline.io.spans import Spans, spans_by_rank
-from frd.perfetto.lanes import lanes
-from frd.perfetto.writer import BEGIN, INSTANT, TraceWriter
+from frd.perfetto.texts import rank_title
+from frd.perfetto.writer import Slice, TraceWriter
 
 MAX_SPANS: Final = 200_000
 """Of a rank."""
 _TOGETHER: Final = 5 * MAX_SPANS
 """Spans in memory. Ranks are drawn together, because a trace may have many of them."""
-MAX_LANES: Final = 32
 _ORDER: Final = 1 << 20
 """After the groups of a rank."""
 _UNKNOWN_RANK: Final = 1 << 30
@@ -42,8 +41,10 @@ def add_io(
         for one, blocks in zip(ranks, _longest(io, ranks), strict=True):
             parent = tracks.get(one.rank) if one.rank is not None else None
             if parent is None:
-                place = order + (one.rank if one.rank is not None else _UNKNOWN_RANK)
-                parent = writer.track(_title(one), order=place, ordered=True)
+                place, title = _UNKNOWN_RANK, next(iter(one.processes)).label
+                if one.rank is not None:
+                    place, title = one.rank, rank_title(one.rank, "", is_cause=False)
+                parent = writer.track(title, order=order + place, ordered=True)
             _add_rank(writer, blocks, parent)
             done += 1
             progress(done, len(io.ranks))
@@ -74,10 +75,6 @@ def _batches(ranks: Sequence[RankIo]) -> Iterator[list[RankIo]]:
         size += drawn
     if batch:
         yield batch
-
-
-def _title(one: RankIo) -> str:
-    return f"rank {one.rank}" if one.rank is not None else next(iter(one.processes)).label
 
 
 def _longest(io: IoAnalysis, ranks: Sequence[RankIo]) -> list[list[Spans]]:
@@ -147,30 +144,18 @@ def _add_thread(
     row = np.concatenate([rows for _, rows in parts])
     # Of two that begin together, the longer one is the outer one.
     at = np.lexsort((-end, start))
-    start, end, block, row = start[at], end[at], block[at], row[at]
-    lane = lanes(start, end, MAX_LANES)
-    tracks = writer.tracks(lane, name, parent=parent, order=order)
-    columns = (start, end, lane, block, row)
-    for begin, last, number, part, index in zip(*(c.tolist() for c in columns), strict=True):
-        spans = parts[part][0]
-        texts = {"file": file} if (file := spans.file[index]) else {}
-        numbers = {
-            key: value
-            for key, value in (
-                ("bytes", int(spans.nbytes[index])),
-                ("epoch", int(spans.epoch[index])),
-                ("step", int(spans.step[index])),
-            )
-            if value > 0 or (key != "bytes" and value == 0)
-        }
-        writer.event(
-            BEGIN if number >= 0 else INSTANT,
-            begin,
-            tracks[max(number, 0)],
-            name=spans.name[index],
-            category="io" if spans.kind[index] >= Kind.IO else spans.cat[index],
-            numbers=numbers,
-            texts=texts,
-        )
-        if number >= 0:
-            writer.end(last, tracks[number])
+    places = zip(block[at].tolist(), row[at].tolist(), strict=True)
+    slices = (_slice(parts[part][0], index) for part, index in places)
+    writer.slices(name, start[at], end[at], slices, order=order, parent=parent)
+
+
+def _slice(spans: Spans, row: int) -> Slice:
+    nbytes, file = int(spans.nbytes[row]), spans.file[row]
+    steps = {"epoch": int(spans.epoch[row]), "step": int(spans.step[row])}
+    numbers = {"bytes": nbytes} if nbytes > 0 else {}
+    return Slice(
+        spans.name[row],
+        "io" if spans.kind[row] >= Kind.IO else spans.cat[row],
+        numbers=numbers | {key: number for key, number in steps.items() if number >= 0},
+        texts={"file": file} if file else {},
+    )
