@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
 
 from frd.dftracer.key_table import KeyTable
 from frd.dftracer.line import Event, Metadata
@@ -72,3 +75,9 @@ class Block:
 
     def __len__(self) -> int:
         return len(self.start)
+
+    def take(self, rows: Int64s) -> Block:
+        """Some of the spans."""
+        columns: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        arrays = {name: of for name, of in columns.items() if isinstance(of, np.ndarray)}
+        return replace(self, **{name: column[rows] for name, column in arrays.items()})

@@ -127,8 +127,8 @@ def _add_rank(writer: TraceWriter, blocks: list[Spans], parent: int) -> None:
     """A track for each thread, and as many lanes in it as calls are nested."""
     threads: dict[tuple[int, int], list[tuple[Spans, Int64s]]] = {}
     for spans in blocks:
-        for tid in np.unique(spans.tid).tolist():
-            rows = np.flatnonzero(spans.tid == tid)
+        for tid in np.unique(spans.block.tid).tolist():
+            rows = np.flatnonzero(spans.block.tid == tid)
             threads.setdefault((spans.pid, tid), []).append((spans, rows))
     for place, ((pid, tid), parts) in enumerate(sorted(threads.items(), key=lambda t: t[0])):
         name = f"I/O pid {pid}" if pid == tid else f"I/O pid {pid} thread {tid}"
@@ -150,12 +150,13 @@ def _add_thread(
 
 
 def _slice(spans: Spans, row: int) -> Slice:
-    nbytes, file = int(spans.nbytes[row]), spans.file[row]
-    steps = {"epoch": int(spans.epoch[row]), "step": int(spans.step[row])}
+    block, file = spans.block, spans.file(row)
+    nbytes = int(block.nbytes[row])
+    steps = {"epoch": int(block.epoch[row]), "step": int(block.step[row])}
     numbers = {"bytes": nbytes} if nbytes > 0 else {}
     return Slice(
-        spans.name[row],
-        "io" if spans.kind[row] >= Kind.IO else spans.cat[row],
+        spans.name(row),
+        "io" if block.kind[row] >= Kind.IO else spans.cat(row),
         numbers=numbers | {key: number for key, number in steps.items() if number >= 0},
         texts={"file": file} if file else {},
     )

@@ -89,18 +89,18 @@ class _Rows:
     _count: int = 0
 
     def add(self, job: str, rank: int, spans: Spans, offset_ns: int) -> None:
-        calls = np.flatnonzero(spans.kind < Kind.IO).tolist()
-        at = np.array([one for one in calls if spans.cat[one] not in _NO_PHASES], np.int64)
+        calls = np.flatnonzero(spans.block.kind < Kind.IO).tolist()
+        at = np.array([one for one in calls if spans.cat(one) not in _NO_PHASES], np.int64)
         if not len(at):
             return
-        tids, which = np.unique(spans.tid[at], return_inverse=True)
+        tids, which = np.unique(spans.block.tid[at], return_inverse=True)
         threads = [
             self._threads.setdefault(
                 PhaseThread(job, rank, spans.host, spans.pid, "", tid, ""), len(self._threads)
             )
             for tid in tids.tolist()
         ]
-        names = np.array([self._names[spans.name[one]] for one in at.tolist()], np.int64)
+        names = np.array([self._names[spans.name(one)] for one in at.tolist()], np.int64)
         times = spans.start_ns[at] - offset_ns, spans.end_ns[at] - offset_ns
         self._parts.append(np.stack((np.array(threads, np.int64)[which], names, *times)))
         self._count += len(at)
