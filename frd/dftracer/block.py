@@ -78,6 +78,9 @@ class Block:
 
     def take(self, rows: Int64s) -> Block:
         """Some of the spans."""
-        columns: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        arrays = {name: of for name, of in columns.items() if isinstance(of, np.ndarray)}
-        return replace(self, **{name: column[rows] for name, column in arrays.items()})
+        columns: dict[str, Any] = {
+            name: column[rows]
+            for name in self.__slots__
+            if isinstance(column := getattr(self, name), np.ndarray)
+        }
+        return replace(self, **columns)
