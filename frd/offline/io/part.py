@@ -40,6 +40,8 @@ _MAX_FACTS: Final = 1_000_000
 _LONGEST: Final = 1 << 50
 """A longer call, of 35 years in µs, is damage: thousands of them do not overflow a sum."""
 _EARLIEST: Final = np.iinfo(np.int64).min
+_LATEST_NS: Final = 1 << 62
+"""No clock shows more; a damaged line may. Sums of two such times fit 64 bits."""
 
 
 @dataclass(slots=True)
@@ -138,6 +140,33 @@ class Part:
     facts: Facts
     processes: Mapping[int, ProcessPart]
     """By pid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the times of a process come from: one process in one part."""
+
+    part: int
+    """Index of the part."""
+    pid: int
+    unit_ns: int
+    """Nanoseconds in a unit of the trace's times."""
+    offset_ns: int
+    """Added to get times of the aligned clock."""
+    is_child: bool = False
+    """It descends from another traced process of its rank, as a loader's worker does."""
+
+    def aligned(self, at: Int64s) -> Int64s:
+        """Times in nanoseconds, not negative; impossible ones are the nearest possible ones."""
+        return np.maximum(self.span(at) + self.offset_ns, 0)
+
+    def span(self, length: Int64s) -> Int64s:
+        """Lengths of time in nanoseconds."""
+        scaled: Int64s = np.clip(length, 0, _LATEST_NS // self.unit_ns) * self.unit_ns
+        return scaled
+
+    def aligned_one(self, at: int) -> int:
+        return int(self.aligned(np.array([at], np.int64))[0])
 
 
 def read_part(piece: Piece) -> Part:

@@ -17,8 +17,8 @@ from frd.dftracer.block import Block, Calls
 from frd.forms import encodable
 from frd.model import Int64s
 from frd.offline.io.analysis import IoAnalysis, RankIo
+from frd.offline.io.part import Source
 from frd.offline.io.reading import PieceReader
-from frd.offline.io.source import Source
 
 COLUMNS: Final = {
     "rank": "int",
@@ -54,6 +54,10 @@ class Spans:
     def __len__(self) -> int:
         return len(self.block)
 
+    @property
+    def durations(self) -> Int64s:
+        return self.end_ns - self.start_ns
+
     def take(self, rows: Int64s) -> Spans:
         times = self.start_ns[rows], self.end_ns[rows]
         return replace(self, block=self.block.take(rows), start_ns=times[0], end_ns=times[1])
@@ -81,6 +85,11 @@ class Spans:
             block.nbytes.tolist(),
             *([None if n < 0 else n for n in c.tolist()] for c in (block.epoch, block.step)),
         ]
+
+
+def longest(durations: Int64s, most: int) -> Int64s:
+    """Rows of the longest spans, in order; of equally long ones the first."""
+    return np.sort(np.argsort(-durations, kind="stable")[:most])
 
 
 def spans_of(io: IoAnalysis) -> Iterator[Spans]:

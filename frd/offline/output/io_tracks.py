@@ -14,7 +14,7 @@ import numpy as np
 from frd.dftracer.kinds import Kind
 from frd.model import Int64s
 from frd.offline.io.analysis import IoAnalysis, RankIo, names_of
-from frd.offline.io.spans import Spans, spans_by_rank
+from frd.offline.io.spans import Spans, longest, spans_by_rank
 from frd.perfetto.texts import rank_title
 from frd.perfetto.writer import Slice, TraceWriter
 
@@ -79,48 +79,36 @@ def _batches(ranks: Sequence[RankIo]) -> Iterator[list[RankIo]]:
 
 def _longest(io: IoAnalysis, ranks: Sequence[RankIo]) -> list[list[Spans]]:
     """Blocks of each rank without the shortest spans, if it has too many."""
-    crowded = [number for number, one in enumerate(ranks) if one.usage.events > MAX_SPANS]
-    chosen = {number: _Longest() for number in crowded}
-    for at, spans in spans_by_rank(io, [ranks[number] for number in crowded]):
-        chosen[crowded[at]].see(spans.end_ns - spans.start_ns)
-    blocks: list[list[Spans]] = [[] for _ in ranks]
+    chosen = [_Longest() for _ in ranks]
     for number, spans in spans_by_rank(io, ranks):
-        if number not in chosen:
-            blocks[number].append(spans)
-        elif len(rows := chosen[number].rows(spans.end_ns - spans.start_ns)):
-            blocks[number].append(spans.take(rows))
-    return blocks
+        chosen[number].add(spans)
+    return [one.blocks() for one in chosen]
 
 
 class _Longest:
-    """The `MAX_SPANS` longest of more spans: first `see` all of them, then ask for `rows`."""
+    """The `MAX_SPANS` longest spans of a rank; of equally long ones the first."""
 
     def __init__(self) -> None:
-        self._seen: Int64s = np.empty(0, np.int64)
-        self._new: list[Int64s] = []
-        self._least: int | None = None
-        self._ties = 0
+        self._blocks: list[Spans] = []
+        self._count = 0
 
-    def see(self, durations: Int64s) -> None:
-        self._new.append(durations)
-        if sum(map(len, self._new)) > MAX_SPANS:
-            self._forget()
+    def add(self, spans: Spans) -> None:
+        self._blocks.append(spans)
+        self._count += len(spans)
+        if self._count > 2 * MAX_SPANS:
+            self.blocks()
 
-    def rows(self, durations: Int64s) -> Int64s:
-        """Those of the next block; blocks come as they were seen."""
-        if self._least is None:
-            self._forget()
-            self._least = int(self._seen.min())
-            self._ties = int((self._seen == self._least).sum())
-        ties = np.flatnonzero(durations == self._least)[: self._ties]
-        self._ties -= len(ties)
-        return np.sort(np.concatenate((np.flatnonzero(durations > self._least), ties)))
-
-    def _forget(self) -> None:
-        """All but the longest."""
-        seen = np.concatenate((self._seen, *self._new))
-        at = max(len(seen) - MAX_SPANS, 0)
-        self._seen, self._new = np.partition(seen, at)[at:], []
+    def blocks(self) -> list[Spans]:
+        if self._count > MAX_SPANS:
+            ends = np.cumsum([len(one) for one in self._blocks])
+            kept = longest(np.concatenate([one.durations for one in self._blocks]), MAX_SPANS)
+            rows = np.split(kept, np.searchsorted(kept, ends[:-1]))
+            pairs = zip(self._blocks, rows, ends.tolist(), strict=True)
+            self._blocks = [
+                one.take(mine - (end - len(one))) for one, mine, end in pairs if len(mine)
+            ]
+            self._count = MAX_SPANS
+        return self._blocks
 
 
 def _add_rank(writer: TraceWriter, blocks: list[Spans], parent: int) -> None:

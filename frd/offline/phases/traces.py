@@ -19,7 +19,7 @@ from frd.dftracer.kinds import Kind
 from frd.forms import fold_ranks
 from frd.model import Int64s
 from frd.offline.io.analysis import IoAnalysis, RankIo
-from frd.offline.io.spans import Spans, spans_by_rank
+from frd.offline.io.spans import Spans, longest, spans_by_rank
 from frd.offline.phases import spans as phase_spans
 from frd.offline.phases.spans import TRACES, PhaseSpan, PhaseThread, Process
 
@@ -111,8 +111,7 @@ class _Rows:
         rows = np.concatenate(self._parts, axis=1) if self._parts else np.empty((4, 0), np.int64)
         if (over := rows.shape[1] - phase_spans.MAX_SPANS) > 0:
             self.left_out += over
-            kept = np.sort(np.argsort(rows[2] - rows[3], kind="stable")[: phase_spans.MAX_SPANS])
-            rows = rows[:, kept]
+            rows = rows[:, longest(rows[3] - rows[2], phase_spans.MAX_SPANS)]
         self._parts, self._count = [rows], rows.shape[1]
         return rows
 
