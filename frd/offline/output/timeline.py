@@ -25,12 +25,11 @@ from frd.model import UNKNOWN_SEQ, Bools, Int64s
 from frd.offline.analysis.analyze import Analysis
 from frd.offline.io.analysis import IoAnalysis
 from frd.offline.memory.analysis import MemoryAnalysis
-from frd.offline.output.cell_text import frame_text, op_text, sizes_text
 from frd.offline.output.io_tracks import add_io
 from frd.offline.output.memory.alignment import offsets_of
 from frd.offline.output.memory.tracks import add_memory, begins_at_ns
 from frd.offline.output.op_intervals import ends, flows
-from frd.offline.output.text_tables import stuck_in
+from frd.offline.output.text_tables import frame_text, op_text, sizes_text, stuck_in
 from frd.perfetto.texts import finding_slice, rank_title
 from frd.perfetto.writer import BEGIN, OPEN, Slice, TraceWriter
 
