@@ -19,7 +19,7 @@ from frd.offline.io.discovery import TraceFile, find_traces, pieces_of
 from frd.offline.io.engine import Engine, InProcess, Progress, engine_for
 from frd.offline.io.identity import Identities, Process, identities_of
 from frd.offline.io.part import Facts, Source, facts_of, read_part
-from frd.offline.io.rank_report import FileUse, Usage, usage_of
+from frd.offline.io.rank_report import SUMS, FileUse, Step, Usage, usage_of
 from frd.offline.io.starved import Starved
 
 
@@ -141,32 +141,25 @@ def names_of(ranks: Sequence[RankIo]) -> str:
 
 
 def _usage_json(one: RankIo) -> dict[str, Any]:
-    use = one.usage
     return {
-        "fetch_wait_s": use.fetch_ns / 1e9,
-        "io_s": use.io_ns / 1e9,
-        "compute_s": use.compute_ns / 1e9,
-        "unoverlapped_io_s": use.unoverlapped_ns / 1e9,
-        "bytes_read": use.bytes_read,
-        "bytes_written": use.bytes_written,
-        "events": use.events,
+        **_sums_json(one.usage),
+        "events": one.usage.events,
         "evidence": sorted(set(one.processes.values())),
     }
 
 
-def _step_json(step: Any) -> dict[str, Any]:
+def _step_json(step: Step) -> dict[str, Any]:
     return {
         "epoch": None if step.epoch < 0 else step.epoch,
         "step": step.step,
         "begin": utc_text(step.begin_ns),
         "duration_s": (step.end_ns - step.begin_ns) / 1e9,
-        "fetch_wait_s": step.fetch_ns / 1e9,
-        "io_s": step.io_ns / 1e9,
-        "compute_s": step.compute_ns / 1e9,
-        "unoverlapped_io_s": step.unoverlapped_ns / 1e9,
-        "bytes_read": step.bytes_read,
-        "bytes_written": step.bytes_written,
+        **_sums_json(step),
     }
+
+
+def _sums_json(of: Usage | Step) -> dict[str, float]:
+    return {name: value(of) for name, (_, value) in SUMS.items()}
 
 
 def load_traces(

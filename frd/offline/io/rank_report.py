@@ -9,7 +9,7 @@ rank's main process, where this has any: a loader's worker is some steps ahead.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -121,6 +121,16 @@ def usage_of(sources: Sequence[Source], *parts: Part) -> Usage:
         unclosed_in_all=len(unclosed),
     )
 
+
+SUMS: Final[Mapping[str, tuple[str, Callable[[Usage | Step], float]]]] = {
+    "fetch_wait_s": ("float", lambda one: one.fetch_ns / 1e9),
+    "io_s": ("float", lambda one: one.io_ns / 1e9),
+    "compute_s": ("float", lambda one: one.compute_ns / 1e9),
+    "unoverlapped_io_s": ("float", lambda one: one.unoverlapped_ns / 1e9),
+    "bytes_read": ("int", lambda one: one.bytes_read),
+    "bytes_written": ("int", lambda one: one.bytes_written),
+}
+"""Type and value of what tables and JSON have of a rank and of a step."""
 
 _One = tuple[Source, Part, ProcessPart]
 _Mine = Sequence[_One]

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from frd.dftracer.kinds import Kind
+from frd.dftracer.kinds import Kind, may_read_next
 from frd.engine.findings import text as words
 from frd.forms import clock_text, duration_text, utc_text
 from frd.model import Finding, Reason, Suspect
@@ -311,5 +311,5 @@ def _read_of_open_file(thread: Thread) -> Call | None:
     process, call = thread.process, thread.last
     if call is None or process.is_over or thread.goes_on or call.end < thread.noted:
         return None
-    is_read = call.kind >= Kind.IO and call.kind not in _NOT_DATA
-    return call if is_read and process.is_open(call.key) else None
+    may_read = may_read_next(call.kind, call.name) and process.is_open(call.key)
+    return call if may_read else None

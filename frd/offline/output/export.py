@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from frd.errors import ConfigError
 from frd.forms import encodable
 from frd.offline.analysis.analyze import Analysis
 from frd.offline.io.analysis import IoAnalysis
+from frd.offline.io.rank_report import SUMS, Step, Usage
 from frd.offline.io.spans import COLUMNS, spans_of
 from frd.offline.memory.analysis import MemoryAnalysis
 from frd.offline.output.table_files import (
@@ -140,6 +141,13 @@ def _span_batches(io: IoAnalysis) -> Iterator[Batch]:
         yield batch
 
 
+def _sums(of: Callable[[Any], Usage | Step]) -> Columns:
+    def column(value: Callable[[Usage | Step], float]) -> Callable[[Any], float]:
+        return lambda row: value(of(row))
+
+    return {name: (kind, column(value)) for name, (kind, value) in SUMS.items()}
+
+
 _RANK: Columns = {
     "rank": ("int", lambda one: one.rank),
     "processes": ("str", lambda one: encodable(", ".join(p.label for p in one.processes))),
@@ -147,12 +155,7 @@ _RANK: Columns = {
     "events": ("int", lambda one: one.usage.events),
     "first_ns": ("int", lambda one: one.usage.first_ns),
     "last_ns": ("int", lambda one: one.usage.last_ns),
-    "fetch_wait_s": ("float", lambda one: one.usage.fetch_ns / 1e9),
-    "io_s": ("float", lambda one: one.usage.io_ns / 1e9),
-    "compute_s": ("float", lambda one: one.usage.compute_ns / 1e9),
-    "unoverlapped_io_s": ("float", lambda one: one.usage.unoverlapped_ns / 1e9),
-    "bytes_read": ("int", lambda one: one.usage.bytes_read),
-    "bytes_written": ("int", lambda one: one.usage.bytes_written),
+    **_sums(lambda one: one.usage),
 }
 
 _FILE: Columns = {
@@ -176,10 +179,5 @@ _STEP: Columns = {
     "step": ("int", lambda row: row[1].step),
     "begin_ns": ("int", lambda row: row[1].begin_ns),
     "end_ns": ("int", lambda row: row[1].end_ns),
-    "fetch_wait_s": ("float", lambda row: row[1].fetch_ns / 1e9),
-    "io_s": ("float", lambda row: row[1].io_ns / 1e9),
-    "compute_s": ("float", lambda row: row[1].compute_ns / 1e9),
-    "unoverlapped_io_s": ("float", lambda row: row[1].unoverlapped_ns / 1e9),
-    "bytes_read": ("int", lambda row: row[1].bytes_read),
-    "bytes_written": ("int", lambda row: row[1].bytes_written),
+    **_sums(lambda row: row[1]),
 }
