@@ -54,7 +54,7 @@ class IoAnalysis:
     events: int = field(default=0)
 
     def path(self, file: FileUse) -> str:
-        return self.identities.text(file.trace, file.key)
+        return self.identities.files.text(file.trace, file.key)
 
     def files(self) -> list[tuple[int | None, FileUse]]:
         """The slowest files of all ranks, the slowest first."""

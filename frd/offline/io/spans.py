@@ -117,7 +117,7 @@ def _of_piece(
     piece = io.facts[part].piece
     reader = PieceReader(piece)
     hosts = {pid: encodable(io.identities.process(piece.file.path, pid).host) for pid in sources}
-    texts = _Texts(reader.calls, partial(io.identities.text, piece.file.path))
+    texts = _Texts(reader.calls, partial(io.identities.files.text, piece.file.path))
     for block in reader.blocks():
         texts.update()
         for pid in np.unique(block.pid).tolist():

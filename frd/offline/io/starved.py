@@ -294,7 +294,7 @@ class _Judge:
         return (self._moment.since + self._moment.at) // 2
 
     def _path(self, thread: Thread, call: Call) -> str:
-        return self._io.identities.text(thread.process.trace, call.key)
+        return self._io.identities.files.text(thread.process.trace, call.key)
 
     def _is_one_file(self, thread: Thread, call: Call) -> bool:
         return len(self._io.identities.files.names(thread.process.trace, call.key)) == 1

@@ -73,13 +73,13 @@ def _entry_rows(
             trace.groups[of.group[row]].label,
             f"p2p {int(of.p2p_seq[row])}" if is_p2p else str(seq),
             op_text(name),
-            "given up" if timed_out else _state(int(of.state[row]), bool(of.retired[row])),
+            "given up" if timed_out else state_text(int(of.state[row]), bool(of.retired[row])),
             str(of.stack[row]) if stacks and of.stack[row] >= 0 else "",
             sizes_text(trace.signatures[of.signature[row]]),
         )
 
 
-def _state(state: int, retired: bool) -> str:
+def state_text(state: int, retired: bool) -> str:
     return "retired" if retired and state != COMPLETED else STATES[state]
 
 

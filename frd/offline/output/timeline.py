@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from frd.flight.trace import STATES, RankTrace
+from frd.flight.trace import RankTrace
 from frd.forms import fold_ranks
 from frd.model import UNKNOWN_SEQ, Bools, Int64s
 from frd.offline.analysis.analyze import Analysis
@@ -29,15 +29,13 @@ from frd.offline.output.io_tracks import add_io
 from frd.offline.output.memory.alignment import offsets_of
 from frd.offline.output.memory.tracks import add_memory, begins_at_ns
 from frd.offline.output.op_intervals import ends, flows
-from frd.offline.output.text_tables import frame_text, op_text, sizes_text, stuck_in
+from frd.offline.output.text_tables import frame_text, op_text, sizes_text, state_text, stuck_in
 from frd.perfetto.texts import finding_slice, rank_title
 from frd.perfetto.writer import BEGIN, OPEN, Slice, TraceWriter
 
 Progress = Callable[[int, int], None]
 """Called with the number of ranks that are written, and of all."""
 
-_RETIRED: Final = 4
-"""Added to the state of retired entries."""
 _CAUSES: Final = 1
 _RANKS: Final = 1 << 24
 """Order of tracks: findings, first causes, then the other ranks."""
@@ -136,7 +134,8 @@ class _Timeline:
             np.maximum(ops.seq, 0),
             np.maximum(ops.record_id, 0),
             ops.signature,
-            ops.state + _RETIRED * ops.retired,
+            ops.state,
+            ops.retired,
             ops.stack,
         )
         rows = zip(*(column.tolist() for column in columns), strict=True)
@@ -152,10 +151,10 @@ class _Timeline:
         )
         self.writer.slices(label, begin_ns, end_ns, slices, parent=parent, order=int(ops.group[0]))
 
-    def _texts(self, signature: int, state: int, stack: int) -> dict[str, str]:
+    def _texts(self, signature: int, state: int, retired: int, stack: int) -> dict[str, str]:
         return {
             "sizes": self._sizes(signature),
-            "state": _state(state),
+            "state": state_text(state, bool(retired)),
             "stack": self._stack(stack),
         }
 
@@ -172,12 +171,6 @@ def _category(*, is_stuck: bool, is_waiting: bool, is_p2p: bool) -> str:
     if is_stuck:
         return "stuck"
     return "waiting" if is_waiting else "p2p" if is_p2p else "collective"
-
-
-@cache
-def _state(code: int) -> str:
-    retired, state = divmod(code, _RETIRED)
-    return STATES[state] + (", retired" if retired else "")
 
 
 def _beginning(analysis: Analysis | None, io: IoAnalysis | None) -> int:
