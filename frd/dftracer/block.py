@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
 
 from frd.dftracer.key_table import KeyTable
 from frd.dftracer.line import Event, Metadata
@@ -72,3 +75,12 @@ class Block:
 
     def __len__(self) -> int:
         return len(self.start)
+
+    def take(self, rows: Int64s) -> Block:
+        """Some of the spans."""
+        columns: dict[str, Any] = {
+            name: column[rows]
+            for name in self.__slots__
+            if isinstance(column := getattr(self, name), np.ndarray)
+        }
+        return replace(self, **columns)

@@ -45,6 +45,9 @@ _OF_PROCESSES: Final = frozenset(
     | {"fork", "vfork", "kill", "posix_spawn", "posix_spawnp", "wait", "wait3", "wait4", "waitid"}
     | {"waitpid", "sleep", "usleep", "nanosleep"}
 )
+_BEFORE_READS: Final = frozenset(
+    {"fstat", "fstat64", "__fxstat", "__fxstat64", "lseek", "lseek64", "ftell", "fseek"}
+)
 _LOADERS: Final = frozenset({"dataloader", "data_loader"})
 _FRAMEWORKS: Final = frozenset({"ai_framework"})
 
@@ -57,6 +60,12 @@ def kind_of(cat: str, name: str) -> Kind:
     if cat in _LOADERS and (name == "fetch" or name.endswith(".iter")):
         return Kind.FETCH
     return Kind.OTHER
+
+
+def may_read_next(kind: Kind, name: str) -> bool:
+    """Whether a read of its file usually follows a call: if the file is open and the process has
+    made no other call since, it probably waits for that read, which a trace shows once it ends."""
+    return kind in (Kind.READ, Kind.OPEN) or (kind is Kind.IO and name in _BEFORE_READS)
 
 
 def _io_kind(cat: str, name: str) -> Kind:

@@ -2,8 +2,8 @@
 
 Lines are decoded by msgspec into structs that have only the keys that are needed, about eight times
 as fast as `json.loads`; numpy columns are made of these. A block whose lines do not all fit the
-strict schema is decoded with the lax one; if that fails too, line by line with
-`frd.dftracer.line`, which is exact and counts what is broken. The results are the same columns.
+schema is decoded line by line with `frd.dftracer.line`, which is exact and counts what is broken.
+The results are the same columns.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from frd.dftracer.line import (
     records_of,
 )
 from frd.dftracer.scan import scan
-from frd.dftracer.schema import LAX, NO_DURATION, STRICT, Args, LaxArgs, LaxLine, Line
+from frd.dftracer.schema import LINES, NO_DURATION, Args, Line
 from frd.model import Int64s, UInt8s
 
 _EXCERPT: Final = 60
 _HOST: Final = re.compile(rb'"hhash":\s*("[^"]*"|\d+)|"hostname":\s*"([^"]*)"')
 _SPAN: Final = frozenset({1, "X"})
 _NONE: Final = np.empty(0, np.int64)
-_INT, _STR = frozenset({int}), frozenset({str})
+_INT: Final = frozenset({int})
 
 
 class BlockReader:
@@ -63,12 +63,10 @@ class BlockReader:
     def _decoded(self, data: bytes) -> Block:
         """By a parser of JSON."""
         text = _without_brackets(data)
-        for decoder in (STRICT, LAX):
-            try:
-                return self._block(decoder.decode_lines(text), text)
-            except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
-                pass
-        return self._exact(data)
+        try:
+            return self._block(LINES.decode_lines(text), text)
+        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+            return self._exact(data)
 
     def _exact(self, data: bytes) -> Block:
         """Line by line."""
@@ -180,14 +178,8 @@ class BlockReader:
 
     def _files(self, args: Sequence[Args]) -> Int64s:
         files = self.calls.files
-        keys: list[Any]
-        if args and isinstance(args[0], LaxArgs):
-            keys = [file_key(one.fhash, getattr(one, "fname", "")) for one in args]
-        else:
-            keys = [one.fhash for one in args]
-            if not _STR.issuperset(map(type, keys)):
-                keys = [str(key) for key in keys]
         nothing = files[""]
+        keys = (file_key(one.fhash, one.fname) for one in args)
         index = np.array([files[key] for key in keys], np.int64)
         index[index == nothing] = -1
         return index
@@ -230,7 +222,7 @@ def _line_of(event: Event) -> Line:
             plain[key] = value if key == "fhash" else str(value)
     dur = NO_DURATION if event.dur is None else -1 if event.stepped else event.dur
     head = (int(event.phase), event.name, event.cat, event.pid, event.tid, event.ts, dur)
-    return LaxLine(*head, LaxArgs(**plain))
+    return Line(*head, Args(**plain))
 
 
 def _is_plain(value: object) -> bool:

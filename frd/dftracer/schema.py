@@ -1,7 +1,6 @@
 """The keys of a trace line that columns need, as structs that msgspec decodes.
 
-The strict schema is that of v1 and later, the lax one that of v0 as well: numbers as strings, and
-names in place of hashes.
+Numbers may be strings, and names take the place of hashes, as in v0.
 """
 
 from __future__ import annotations
@@ -17,14 +16,11 @@ NO_DURATION: Final = MAX_INT
 
 class Args(msgspec.Struct, gc=False):
     fhash: str | int = ""
+    fname: str = ""
     ret: int | float | str | None = None
     size: int | float | str | None = None
     epoch: int | float | str | None = None
     step: int | float | str | None = None
-
-
-class LaxArgs(Args, gc=False):
-    fname: str = ""
 
 
 class Line(msgspec.Struct, gc=False):
@@ -38,9 +34,4 @@ class Line(msgspec.Struct, gc=False):
     args: Args = msgspec.field(default_factory=Args)
 
 
-class LaxLine(Line, gc=False):
-    args: LaxArgs = msgspec.field(default_factory=LaxArgs)
-
-
-STRICT: Final[msgspec.json.Decoder[Line]] = msgspec.json.Decoder(Line)
-LAX: Final[msgspec.json.Decoder[LaxLine]] = msgspec.json.Decoder(LaxLine, strict=False)
+LINES: Final[msgspec.json.Decoder[Line]] = msgspec.json.Decoder(Line, strict=False)

@@ -1,4 +1,4 @@
-"""Traces for ui.perfetto.dev: a writer that knows nothing of ranks, and lanes for what overlaps.
+"""Traces for ui.perfetto.dev: a writer that knows nothing of ranks, and texts for what has them.
 
-Entry points: `writer.TraceWriter`, `lanes.lanes`.
+Entry points: `writer.TraceWriter`, `texts.rank_title`, `texts.finding_slice`.
 """

@@ -7,10 +7,12 @@ the few messages that are used here. The writer knows nothing of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from io import BufferedIOBase
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
+
+import numpy as np
 
 from frd.model import Int64s
 from frd.v1 import perfetto_pb2 as pb
@@ -28,6 +30,24 @@ _CATEGORIES: Final = "event_categories"
 _NAMES: Final = "event_names"
 _KEYS: Final = "debug_annotation_names"
 _TEXTS: Final = "debug_annotation_string_values"
+
+MAX_LANES: Final = 32
+"""Simultaneous slices of one name and parent; Perfetto does not draw stacks of some hundreds."""
+NO_LANE: Final = -1
+OPEN: Final = int(np.iinfo(np.int64).max)
+"""The end of a slice that has none."""
+
+
+class Slice(NamedTuple):
+    """What a slice or an instant says."""
+
+    name: str
+    category: str
+    flow: int = 0
+    """Events with the same flow other than 0 are connected by arrows in order of time."""
+    numbers: Mapping[str, int] = MappingProxyType({})
+    """Annotations by key, as are `texts`."""
+    texts: Mapping[str, str] = MappingProxyType({})
 
 
 class TraceWriter:
@@ -62,10 +82,29 @@ class TraceWriter:
             track.child_ordering = pb.TrackDescriptor.EXPLICIT
         return track.uuid
 
-    def tracks(self, lane: Int64s, name: str, *, order: int, parent: int) -> list[int]:
-        """Tracks of one name for these lanes, at least one."""
-        count = max(int(lane.max()) + 1, 1)
-        return [self.track(name, order=order, parent=parent) for _ in range(count)]
+    def slices(
+        self,
+        name: str,
+        begin: Int64s,
+        end: Int64s,
+        slices: Iterable[Slice],
+        *,
+        order: int,
+        parent: int,
+    ) -> None:
+        """Add slices, of which `begin` is sorted, and tracks of one name for those that overlap.
+
+        A slice without a lane (see `lanes`) is an instant at its begin.
+        """
+        lane = lanes(begin, end, MAX_LANES)
+        count = max(int(lane.max(initial=NO_LANE)) + 1, 1)
+        tracks = [self.track(name, order=order, parent=parent) for _ in range(count)]
+        columns = (column.tolist() for column in (begin, end, lane))
+        for first, last, at, one in zip(*columns, slices, strict=True):
+            track = tracks[max(at, 0)]
+            self.event(INSTANT if at == NO_LANE else BEGIN, first, track, one)
+            if at != NO_LANE and last != OPEN:
+                self.end(last, track)
 
     def bytes_counter(self, name: str, *, order: int, parent: int, scale: str) -> int:
         """Add a track for `counter` values in bytes and return its id.
@@ -77,34 +116,19 @@ class TraceWriter:
         track.counter.y_axis_share_key = scale
         return track.uuid
 
-    def event(
-        self,
-        kind: pb.TrackEvent.Type,
-        at_ns: int,
-        track: int,
-        *,
-        name: str,
-        category: str,
-        flow: int = 0,
-        numbers: Mapping[str, int] = MappingProxyType({}),
-        texts: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        """The begin of a slice, or an instant.
-
-        Events with the same `flow` other than 0 are connected by arrows in order of time. `numbers`
-        and `texts` are annotations by key.
-        """
+    def event(self, kind: pb.TrackEvent.Type, at_ns: int, track: int, what: Slice) -> None:
+        """The begin of a slice, or an instant."""
         packet = self._event(kind, at_ns, track)
         event = packet.track_event
-        event.name_iid = self._interned(packet, _NAMES, name)
-        event.category_iids.append(self._interned(packet, _CATEGORIES, category))
-        if flow:
-            event.flow_ids.append(flow)
-        for key, number in numbers.items():
+        event.name_iid = self._interned(packet, _NAMES, what.name)
+        event.category_iids.append(self._interned(packet, _CATEGORIES, what.category))
+        if what.flow:
+            event.flow_ids.append(what.flow)
+        for key, number in what.numbers.items():
             annotation = event.debug_annotations.add()
             annotation.name_iid = self._interned(packet, _KEYS, key)
             annotation.int_value = number
-        for key, text in texts.items():
+        for key, text in what.texts.items():
             annotation = event.debug_annotations.add()
             annotation.name_iid = self._interned(packet, _KEYS, key)
             annotation.string_value_iid = self._interned(packet, _TEXTS, text)
@@ -155,3 +179,26 @@ class TraceWriter:
             new = getattr(packet.interned_data, kind).add()
             new.iid, new.name = ids[text], text.encode("utf-8", "replace")
         return ids[text]
+
+
+def lanes(begin: Int64s, end: Int64s, most: int) -> Int64s:
+    """A lane for each interval, sorted by `begin`, such that intervals in one lane do not touch:
+    Perfetto draws the slices of one track without overlaps.
+
+    `NO_LANE` for those that end before they begin, and for intervals that would need more than
+    `most` lanes.
+    """
+    free_at: list[int] = []
+    out = []
+    for first, last in zip(begin.tolist(), end.tolist(), strict=True):
+        lane = NO_LANE
+        if last >= first:
+            lane = next((at for at, free in enumerate(free_at) if free < first), len(free_at))
+            if lane == most:
+                lane = NO_LANE
+            elif lane == len(free_at):
+                free_at.append(last)
+            else:
+                free_at[lane] = last
+        out.append(lane)
+    return np.array(out, np.int64)

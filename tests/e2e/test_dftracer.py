@@ -88,7 +88,7 @@ def test_the_slow_file_is_named(release: str, compression: str, data: Path, tmp_
     assert trace(release, data, out, **variables) == 0
     io = load_traces([out])
     one = only(io)
-    check(one, io, *naive([t.path for t in io.traces]).values())
+    check(one, io, *naive([*io.traces]).values())
     assert (one.rank, io.broken_lines, list(io.warnings)) == (5, 0, [])
     slowest = one.usage.files[0]
     assert io.path(slowest) == str(data / "shard-1.tar")
@@ -119,7 +119,7 @@ def test_a_quote_in_an_argument_loses_no_compute(data: Path, tmp_path: Path) -> 
     out = tmp_path / "out"
     assert trace("2.2.0", data, out, "quote", **LIVE) == 0
     io = load_traces([out])
-    assert b'a,b"c' in b"".join(one.path.read_bytes() for one in io.traces)
+    assert b'a,b"c' in b"".join(path.read_bytes() for path in io.traces)
     use = only(io).usage
     assert use.compute_ns >= 3 * 0.9e7
     assert [step.step for step in use.steps] == [0, 1, 2]
@@ -133,7 +133,7 @@ def test_a_killed_job_leaves_a_lost_trace(release: str, data: Path, tmp_path: Pa
     assert trace(release, data, out, "kill", DFTRACER_INC_METADATA="1") == -9
     io = load_traces([out])
     assert (io.events, io.ranks) == (0, [])
-    assert [t.problem[:7] for t in io.traces] == ["0 bytes"]
+    assert [problem[:7] for problem in io.traces.values()] == ["0 bytes"]
 
 
 # -- live ------------------------------------------------------------------------------------------

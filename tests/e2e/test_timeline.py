@@ -23,7 +23,7 @@ from frd.offline.io.analysis import load_traces
 from frd.offline.load.folder import load_trace
 from frd.offline.memory.analysis import MemoryAnalysis
 from frd.offline.output.export import export_timeline
-from frd.offline.output.timeline import MAX_LANES
+from frd.perfetto.writer import MAX_LANES
 from tests.world.io_traces import T0_US, Call, Writer, write_trace
 from tests.world.memory import EPOCH, GIB, S
 from tests.world.telemetry_files import event, write

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frd.offline.analysis.analyze import analyze
-from frd.offline.output.op_intervals import INSTANT, OPEN, flows
-from frd.perfetto.lanes import NO_LANE, lanes
+from frd.offline.output.op_intervals import INSTANT, flows
+from frd.perfetto.writer import NO_LANE, OPEN, lanes
 from tests.world.traces import Folder, Row
 
 times = st.integers(0, 60)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from io import BytesIO
 from typing import Any
 
+import numpy as np
 import pytest
 
-from frd.perfetto.writer import BEGIN, INSTANT, TraceWriter
+from frd.perfetto.writer import BEGIN, INSTANT, MAX_LANES, OPEN, Slice, TraceWriter
 
 proto = pytest.importorskip(
     "perfetto.protos.perfetto.trace.perfetto_trace_pb2", reason="the perfetto package is missing"
@@ -40,11 +42,7 @@ def test_an_event_keeps_its_largest_values() -> None:
             BEGIN,
             number,
             track,
-            name="all_reduce #1",
-            category="stuck",
-            flow=number,
-            numbers={"seq": number},
-            texts={"stack": "a < b"},
+            Slice("all_reduce #1", "stuck", number, {"seq": number}, {"stack": "a < b"}),
         )
     _, first, last = written.packets()
     assert (first.timestamp, last.timestamp) == (0, (1 << 63) - 1)
@@ -63,7 +61,7 @@ def test_instants_and_ends() -> None:
     """An instant has its own type; an end names its track."""
     written = Written()
     track = written.writer.track("rank 0", order=0)
-    written.writer.event(INSTANT, 1, track, name="a", category="p2p")
+    written.writer.event(INSTANT, 1, track, Slice("a", "p2p"))
     written.writer.end(2, track)
     _, instant, end = written.packets()
     assert instant.track_event.type == proto.TrackEvent.TYPE_INSTANT
@@ -111,7 +109,7 @@ def test_a_string_is_written_once() -> None:
     """The packet that first uses a string defines it; later packets refer to it."""
     written = Written()
     for name in ("a", "b", "a"):
-        written.writer.event(BEGIN, 1, 1, name=name, category="c", texts={"k": "x" * 1_000})
+        written.writer.event(BEGIN, 1, 1, Slice(name, "c", texts={"k": "x" * 1_000}))
     first, second, third = written.packets()
     assert [(n.iid, n.name) for n in first.interned_data.event_names] == [(1, "a")]
     assert [(n.iid, n.name) for n in second.interned_data.event_names] == [(2, "b")]
@@ -127,3 +125,23 @@ def test_many_packets_are_one_trace() -> None:
     for at_ns in range(10_000):
         written.writer.end(at_ns, 1)
     assert [packet.timestamp for packet in written.packets()] == list(range(10_000))
+
+
+def test_slices_without_a_lane_are_instants() -> None:
+    """More slices overlap than there are lanes: one of them is an instant, and only slices with an
+    end have one."""
+    written = Written()
+    count = MAX_LANES + 1
+    end = np.full(count, OPEN)
+    end[0] = count
+    slices = [Slice(f"op {number}", "collective") for number in range(count)]
+    written.writer.slices("dp", np.arange(count), end, slices, order=1, parent=0)
+    packets = written.packets()
+    names = [p.track_descriptor.name for p in packets if p.HasField("track_descriptor")]
+    assert names == ["dp"] * MAX_LANES
+    kinds = Counter(p.track_event.type for p in packets if p.HasField("track_event"))
+    assert kinds == {
+        proto.TrackEvent.TYPE_SLICE_BEGIN: MAX_LANES,
+        proto.TrackEvent.TYPE_SLICE_END: 1,
+        proto.TrackEvent.TYPE_INSTANT: 1,
+    }

@@ -8,7 +8,7 @@ frozen values.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,8 @@ from frd.model import RankInfo
 from frd.offline.io.discovery import TraceFile, find_traces, pieces_of
 from frd.offline.io.engine import Engine, InProcess, Progress, engine_for
 from frd.offline.io.identity import Identities, Process, identities_of
-from frd.offline.io.part import Facts, facts_of, read_part
-from frd.offline.io.rank_report import FileUse, Usage, usage_of
-from frd.offline.io.source import Source
+from frd.offline.io.part import Facts, Source, facts_of, read_part
+from frd.offline.io.rank_report import SUMS, FileUse, Step, Usage, usage_of
 from frd.offline.io.starved import Starved
 
 
@@ -37,23 +36,13 @@ class RankIo:
 
 
 @dataclass(frozen=True, slots=True)
-class TraceReport:
-    """One file."""
-
-    path: Path
-    events: int
-    broken_lines: int
-    problem: str
-    """What is missing in it; empty if nothing is."""
-
-
-@dataclass(frozen=True, slots=True)
 class IoAnalysis:
     """What the traces say."""
 
     ranks: Sequence[RankIo]
     """By rank; processes without a rank last."""
-    traces: Sequence[TraceReport]
+    traces: Mapping[Path, str]
+    """What is missing in each file; empty if nothing is."""
     identities: Identities
     facts: Sequence[Facts]
     """Of all pieces that were read."""
@@ -65,7 +54,7 @@ class IoAnalysis:
     events: int = field(default=0)
 
     def path(self, file: FileUse) -> str:
-        return self.identities.text(file.piece.file.path, file.key)
+        return self.identities.files.text(file.trace, file.key)
 
     def files(self) -> list[tuple[int | None, FileUse]]:
         """The slowest files of all ranks, the slowest first."""
@@ -130,11 +119,11 @@ class IoAnalysis:
                 for one in self.ranks
                 for step in one.usage.steps
             ],
-            "files_read": [str(trace.path) for trace in self.traces],
+            "files_read": [*map(str, self.traces)],
             "incomplete": [
-                {"path": str(trace.path), "problem": trace.problem}
-                for trace in self.traces
-                if trace.problem
+                {"path": str(path), "problem": problem}
+                for path, problem in self.traces.items()
+                if problem
             ],
             "not_listed": self.not_listed(),
             "broken_lines": self.broken_lines,
@@ -152,32 +141,25 @@ def names_of(ranks: Sequence[RankIo]) -> str:
 
 
 def _usage_json(one: RankIo) -> dict[str, Any]:
-    use = one.usage
     return {
-        "fetch_wait_s": use.fetch_ns / 1e9,
-        "io_s": use.io_ns / 1e9,
-        "compute_s": use.compute_ns / 1e9,
-        "unoverlapped_io_s": use.unoverlapped_ns / 1e9,
-        "bytes_read": use.bytes_read,
-        "bytes_written": use.bytes_written,
-        "events": use.events,
+        **_sums_json(one.usage),
+        "events": one.usage.events,
         "evidence": sorted(set(one.processes.values())),
     }
 
 
-def _step_json(step: Any) -> dict[str, Any]:
+def _step_json(step: Step) -> dict[str, Any]:
     return {
         "epoch": None if step.epoch < 0 else step.epoch,
         "step": step.step,
         "begin": utc_text(step.begin_ns),
         "duration_s": (step.end_ns - step.begin_ns) / 1e9,
-        "fetch_wait_s": step.fetch_ns / 1e9,
-        "io_s": step.io_ns / 1e9,
-        "compute_s": step.compute_ns / 1e9,
-        "unoverlapped_io_s": step.unoverlapped_ns / 1e9,
-        "bytes_read": step.bytes_read,
-        "bytes_written": step.bytes_written,
+        **_sums_json(step),
     }
+
+
+def _sums_json(of: Usage | Step) -> dict[str, float]:
+    return {name: value(of) for name, (_, value) in SUMS.items()}
 
 
 def load_traces(
@@ -235,7 +217,7 @@ def analyze_traces(
     ]
     return IoAnalysis(
         ranks=ranks,
-        traces=list(_trace_reports(facts)),
+        traces={path: "; ".join(_problems(parts)) for path, parts in _by_file(facts).items()},
         identities=identities,
         facts=facts,
         offsets_ns=offsets_ns,
@@ -296,21 +278,14 @@ def _by_file(facts: Sequence[Facts]) -> dict[Path, list[Facts]]:
     return by_file
 
 
-def _trace_reports(facts: Sequence[Facts]) -> Iterator[TraceReport]:
-    for path, parts in _by_file(facts).items():
-        problems = dict.fromkeys(problem for one in parts for problem in one.problems)
-        yield TraceReport(
-            path,
-            sum(one.events for one in parts),
-            sum(one.broken for one in parts),
-            "; ".join(problems),
-        )
+def _problems(parts: Sequence[Facts]) -> Iterable[str]:
+    return dict.fromkeys(problem for one in parts for problem in one.problems)
 
 
 def _warnings(facts: Sequence[Facts]) -> Iterator[str]:
     """One for each file that is not whole."""
     for path, parts in _by_file(facts).items():
-        for problem in dict.fromkeys(problem for one in parts for problem in one.problems):
+        for problem in _problems(parts):
             yield f"{path}: {problem}"
         if broken := sum(one.broken for one in parts):
             first = next(one.first_broken for one in parts if one.broken)

@@ -19,7 +19,7 @@ from typing import Final
 
 from frd.dftracer.inflate import MAGIC, begins_member
 from frd.errors import TraceError
-from frd.offline.load.discovery import has_dumps, searched
+from frd.offline.load.discovery import has_dumps, walk
 
 MAX_FILES: Final = 1_000_000
 PLAIN, PACKED = ".pfw", ".pfw.gz"
@@ -99,11 +99,7 @@ def _check_no_dumps(path: Path) -> None:
 
 
 def _in_folder(folder: Path, warnings: list[str]) -> Iterator[Path]:
-    def unreadable(error: OSError) -> None:
-        warnings.append(f"{error.filename}: {error.strerror}: left out")
-
-    for parent, folders, names in os.walk(folder, onerror=unreadable):
-        folders[:] = searched(parent, folders)
+    for parent, _, names in walk(folder, warnings):
         yield from (Path(parent, name) for name in sorted(names) if name.endswith((PLAIN, PACKED)))
 
 

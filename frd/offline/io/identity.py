@@ -79,10 +79,6 @@ class Identities:
     def unit_ns(self, trace: Path) -> int:
         return self.units.get(trace, _UNIT)
 
-    def text(self, trace: Path, key: str) -> str:
-        """The file of a key: ``A or B`` if it may mean both; for an unknown hash, the hash."""
-        return self.files.text(trace, key)
-
 
 def identities_of(facts: Sequence[Facts], known: Mapping[int, RankInfo]) -> Identities:
     """`known` are the identities in the dump folder, by rank."""

@@ -40,6 +40,8 @@ _MAX_FACTS: Final = 1_000_000
 _LONGEST: Final = 1 << 50
 """A longer call, of 35 years in µs, is damage: thousands of them do not overflow a sum."""
 _EARLIEST: Final = np.iinfo(np.int64).min
+_LATEST_NS: Final = 1 << 62
+"""No clock shows more; a damaged line may. Sums of two such times fit 64 bits."""
 
 
 @dataclass(slots=True)
@@ -61,9 +63,8 @@ class ProcessPart:
     steps: Grouped = field(default_factory=lambda: Grouped(_STEPS))
     """By `step_key`."""
 
-    def add(self, block: Block, rows: Int64s | None) -> None:
-        """Some rows of a block, all if None."""
-        of = _Rows(block, rows)
+    def add(self, of: Block) -> None:
+        """Spans of the process."""
         start, end, kind = of.start, of.start + of.dur, of.kind
         self.first = min(self.first, int(start.min())) if self.events else int(start.min())
         self.last = max(self.last, int(end.max()))
@@ -79,7 +80,7 @@ class ProcessPart:
             keys = step_key(of.epoch[rows], of.step[rows])
             self.steps.add(keys, begin=start[rows], end=end[rows])
 
-    def _add_bytes(self, of: _Rows) -> None:
+    def _add_bytes(self, of: Block) -> None:
         is_read, is_written = of.kind == Kind.READ, of.kind == Kind.WRITE
         rows = np.flatnonzero(is_read | is_written)
         read, written = ((of.nbytes * one)[rows] for one in (is_read, is_written))
@@ -87,7 +88,7 @@ class ProcessPart:
         self.bytes_written += int(written.sum())
         self.moved.add(of.start[rows], read, written)
 
-    def _add_files(self, of: _Rows, end: Int64s, rows: Bools) -> None:
+    def _add_files(self, of: Block, end: Int64s, rows: Bools) -> None:
         kind = of.kind[rows]
         opens = (kind == Kind.OPEN) & (of.failed[rows] == 0)
         closes = kind == Kind.CLOSE
@@ -101,20 +102,6 @@ class ProcessPart:
             used=((kind != Kind.OPEN) & ~closes).astype(np.int64),
             opened=np.where(opens, end[rows], _EARLIEST),
         )
-
-
-class _Rows:
-    """The columns of a block that a process needs, of some of its rows."""
-
-    def __init__(self, block: Block, rows: Int64s | None) -> None:
-        take = slice(None) if rows is None else rows
-        self.kind, self.start, self.dur = block.kind[take], block.start[take], block.dur[take]
-        self.file, self.nbytes, self.failed = (
-            block.file[take],
-            block.nbytes[take],
-            block.failed[take],
-        )
-        self.epoch, self.step = block.epoch[take], block.step[take]
 
 
 def step_key(epoch: Int64s, step: Int64s) -> Int64s:
@@ -155,6 +142,33 @@ class Part:
     """By pid."""
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the times of a process come from: one process in one part."""
+
+    part: int
+    """Index of the part."""
+    pid: int
+    unit_ns: int
+    """Nanoseconds in a unit of the trace's times."""
+    offset_ns: int
+    """Added to get times of the aligned clock."""
+    is_child: bool = False
+    """It descends from another traced process of its rank, as a loader's worker does."""
+
+    def aligned(self, at: Int64s) -> Int64s:
+        """Times in nanoseconds, not negative; impossible ones are the nearest possible ones."""
+        return np.maximum(self.span(at) + self.offset_ns, 0)
+
+    def span(self, length: Int64s) -> Int64s:
+        """Lengths of time in nanoseconds."""
+        scaled: Int64s = np.clip(length, 0, _LATEST_NS // self.unit_ns) * self.unit_ns
+        return scaled
+
+    def aligned_one(self, at: int) -> int:
+        return int(self.aligned(np.array([at], np.int64))[0])
+
+
 def read_part(piece: Piece) -> Part:
     """Read one piece."""
     reader = PieceReader(piece)
@@ -171,10 +185,11 @@ def read_part(piece: Piece) -> Part:
         if len(metadata) < _MAX_FACTS:
             metadata.update(dict.fromkeys(block.metadata))
             tracer += block.tracer
-        for pid, rows in _by_process(block):
+        for mine in _by_process(block):
+            pid = int(mine.pid[0])
             if pid not in processes:
                 processes[pid] = ProcessPart(pid)
-            processes[pid].add(block, rows)
+            processes[pid].add(mine)
     facts = Facts(
         piece=piece,
         host=host,
@@ -190,14 +205,10 @@ def read_part(piece: Piece) -> Part:
     return Part(facts, processes)
 
 
-def _by_process(block: Block) -> list[tuple[int, Int64s | None]]:
-    """Rows by pid; None for all of them, as in nearly every file."""
-    pid = block.pid
-    if not len(pid):
-        return []
-    if (pid == pid[0]).all():
-        return [(int(pid[0]), None)]
-    return [(int(one), np.flatnonzero(pid == one)) for one in np.unique(pid)]
+def _by_process(block: Block) -> list[Block]:
+    """The spans of each process; in nearly every file there is one."""
+    pids = np.unique(block.pid)
+    return [block] if len(pids) == 1 else [block.take(np.flatnonzero(block.pid == p)) for p in pids]
 
 
 def facts_of(part: Part) -> Facts:

@@ -9,18 +9,17 @@ rank's main process, where this has any: a loader's worker is some steps ahead.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from frd.model import Int64s
-from frd.offline.io.discovery import Piece
 from frd.offline.io.grouped import LEAST, MOST, SUM, Grouped
 from frd.offline.io.intervals import IntervalSet
-from frd.offline.io.part import Part, ProcessPart, step_of
-from frd.offline.io.source import Source
+from frd.offline.io.part import Part, ProcessPart, Source, step_of
 
 MAX_FILES: Final = 1_000
 """Files of a rank that are reported, the slowest first."""
@@ -34,7 +33,7 @@ _LONGEST_NS: Final = 1 << 56
 class FileUse:
     """How one rank used one file."""
 
-    piece: Piece
+    trace: Path
     """Where the key was seen."""
     key: str
     """See `frd.dftracer.line.file_key`."""
@@ -123,6 +122,16 @@ def usage_of(sources: Sequence[Source], *parts: Part) -> Usage:
     )
 
 
+SUMS: Final[Mapping[str, tuple[str, Callable[[Usage | Step], float]]]] = {
+    "fetch_wait_s": ("float", lambda one: one.fetch_ns / 1e9),
+    "io_s": ("float", lambda one: one.io_ns / 1e9),
+    "compute_s": ("float", lambda one: one.compute_ns / 1e9),
+    "unoverlapped_io_s": ("float", lambda one: one.unoverlapped_ns / 1e9),
+    "bytes_read": ("int", lambda one: one.bytes_read),
+    "bytes_written": ("int", lambda one: one.bytes_written),
+}
+"""Type and value of what tables and JSON have of a rank and of a step."""
+
 _One = tuple[Source, Part, ProcessPart]
 _Mine = Sequence[_One]
 
@@ -174,28 +183,32 @@ def _bytes(mine: _Mine, begin: Int64s, end: Int64s) -> list[Int64s]:
 
 def _files(mine: _Mine) -> list[FileUse]:
     """One a key, over all processes of the rank."""
-    numbers: dict[str, int] = {}
-    where: list[Piece] = []
+    numbers: dict[tuple[Path, int, str], int] = {}
+    sums = dict.fromkeys(("dur", "nbytes", "ops", "used"), SUM)
+    by_process = Grouped({**sums, "opens": SUM, "closes": SUM, "opened": MOST})
+    for source, part, one in mine:
+        index, columns = one.files.rows()
+        trace, opened = part.facts.piece.file.path, columns["opened"]
+        keys = [(trace, source.pid, part.facts.files[at]) for at in index.tolist()]
+        columns["dur"] = np.minimum(source.span(columns["dur"]), _LONGEST_NS)
+        columns["opened"] = np.where(opened > 0, source.aligned(opened), opened)
+        which = [numbers.setdefault(key, len(numbers)) for key in keys]
+        by_process.add(np.array(which, np.int64), **columns)
+    _, columns = by_process.rows()
     # A file is open if one of the processes has not closed it: what another closed does not count.
-    found = Grouped(
-        {"dur": SUM, "nbytes": SUM, "ops": SUM, "used": SUM, "opened": MOST, "is_open": MOST}
-    )
-    for opened in _by_process(mine):
-        keys, columns = opened
-        names: Int64s = np.empty(len(keys), np.int64)
-        for at, (piece, key) in enumerate(keys):
-            if key not in numbers:
-                numbers[key] = len(numbers)
-                where.append(piece)
-            names[at] = numbers[key]
-        found.add(names, **columns)
-    _, columns = found.rows()
-    names_in_order = list(numbers)
-    rows = zip(*(columns[name].tolist() for name in columns), strict=True)
+    columns["is_open"] = (columns["opens"] > columns["closes"]).astype(np.int64)
+    traces: dict[str, Path] = {}
+    for trace, _, key in numbers:
+        traces.setdefault(key, trace)
+    of_key = {key: at for at, key in enumerate(traces)}
+    by_key = Grouped({**sums, "opened": MOST, "is_open": MOST})
+    by_key.add(np.array([of_key[key] for *_, key in numbers], np.int64), **columns)
+    _, columns = by_key.rows()
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     return [
         FileUse(
-            piece=where[at],
-            key=names_in_order[at],
+            trace=trace,
+            key=key,
             io_ns=dur,
             nbytes=nbytes,
             ops=ops,
@@ -203,36 +216,7 @@ def _files(mine: _Mine) -> list[FileUse]:
             opened_ns=max(opened, 0),
             is_used=used > 0,
         )
-        for at, (dur, nbytes, ops, used, opened, is_open) in enumerate(rows)
+        for (key, trace), (dur, nbytes, ops, used, opened, is_open) in zip(
+            traces.items(), rows, strict=True
+        )
     ]
-
-
-def _by_process(
-    mine: _Mine,
-) -> Iterable[tuple[list[tuple[Piece, str]], dict[str, Int64s]]]:
-    """The files of each process, joined over its parts."""
-    by_process: dict[tuple[str, int], list[tuple[Source, Part, ProcessPart]]] = {}
-    for source, part, one in mine:
-        key = (str(part.facts.piece.file.path), source.pid)
-        by_process.setdefault(key, []).append((source, part, one))
-    for group in by_process.values():
-        numbers: dict[str, int] = {}
-        how = dict.fromkeys(("dur", "nbytes", "ops", "opens", "closes", "used"), SUM)
-        found = Grouped({**how, "opened": MOST})
-        for source, part, one in group:
-            index, columns = one.files.rows()
-            keys = [part.facts.files[at] for at in index.tolist()]
-            names = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
-            opened = columns["opened"]
-            found.add(
-                names,
-                **{
-                    **columns,
-                    "dur": np.minimum(source.span(columns["dur"]), _LONGEST_NS),
-                    "opened": np.where(opened > 0, source.aligned(opened), opened),
-                },
-            )
-        _, columns = found.rows()
-        is_open = (columns.pop("opens") > columns.pop("closes")).astype(np.int64)
-        piece = group[0][1].facts.piece
-        yield [(piece, key) for key in numbers], {**columns, "is_open": is_open}

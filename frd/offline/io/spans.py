@@ -15,10 +15,10 @@ import numpy as np
 
 from frd.dftracer.block import Block, Calls
 from frd.forms import encodable
-from frd.model import Int64s, UInt8s
+from frd.model import Int64s
 from frd.offline.io.analysis import IoAnalysis, RankIo
+from frd.offline.io.part import Source
 from frd.offline.io.reading import PieceReader
-from frd.offline.io.source import Source
 
 COLUMNS: Final = {
     "rank": "int",
@@ -44,54 +44,52 @@ class Spans:
     rank: int | None
     host: str
     pid: int
-    tid: Int64s
-    kind: UInt8s
-    cat: Sequence[str]
-    name: Sequence[str]
-    file: Sequence[str | None]
+    block: Block
+    """Times are in the unit of the trace."""
     start_ns: Int64s
     """Since the epoch, on the aligned clock, as is `end_ns`."""
     end_ns: Int64s
-    nbytes: Int64s
-    epoch: Int64s
-    """-1 for none."""
-    step: Int64s
+    texts: _Texts
 
     def __len__(self) -> int:
-        return len(self.start_ns)
+        return len(self.block)
+
+    @property
+    def durations(self) -> Int64s:
+        return self.end_ns - self.start_ns
 
     def take(self, rows: Int64s) -> Spans:
-        at = rows.tolist()
-        return replace(
-            self,
-            tid=self.tid[rows],
-            kind=self.kind[rows],
-            cat=[self.cat[one] for one in at],
-            name=[self.name[one] for one in at],
-            file=[self.file[one] for one in at],
-            start_ns=self.start_ns[rows],
-            end_ns=self.end_ns[rows],
-            nbytes=self.nbytes[rows],
-            epoch=self.epoch[rows],
-            step=self.step[rows],
-        )
+        times = self.start_ns[rows], self.end_ns[rows]
+        return replace(self, block=self.block.take(rows), start_ns=times[0], end_ns=times[1])
+
+    def name(self, row: int) -> str:
+        return self.texts.names[int(self.block.name[row])]
+
+    def cat(self, row: int) -> str:
+        return self.texts.cats[int(self.block.cat[row])]
+
+    def file(self, row: int) -> str | None:
+        return self.texts.files[at] if (at := int(self.block.file[row])) >= 0 else None
 
     def columns(self) -> list[list[object]]:
         """Values in the order of `COLUMNS`, None where there is none."""
-        count = len(self)
+        block, count = self.block, len(self)
         return [
             [self.rank] * count,
             [self.host] * count,
             [self.pid] * count,
-            self.tid.tolist(),
-            list(self.cat),
-            list(self.name),
-            list(self.file),
+            block.tid.tolist(),
+            *([text(row) for row in range(count)] for text in (self.cat, self.name, self.file)),
             self.start_ns.tolist(),
             self.end_ns.tolist(),
-            self.nbytes.tolist(),
-            *([None if n < 0 else n for n in c.tolist()] for c in (self.epoch, self.step)),
+            block.nbytes.tolist(),
+            *([None if n < 0 else n for n in c.tolist()] for c in (block.epoch, block.step)),
         ]
+
+
+def longest(durations: Int64s, most: int) -> Int64s:
+    """Rows of the longest spans, in order; of equally long ones the first."""
+    return np.sort(np.argsort(-durations, kind="stable")[:most])
 
 
 def spans_of(io: IoAnalysis) -> Iterator[Spans]:
@@ -119,17 +117,16 @@ def _of_piece(
     piece = io.facts[part].piece
     reader = PieceReader(piece)
     hosts = {pid: encodable(io.identities.process(piece.file.path, pid).host) for pid in sources}
-    texts = _Texts(reader.calls, partial(io.identities.text, piece.file.path))
+    texts = _Texts(reader.calls, partial(io.identities.files.text, piece.file.path))
     for block in reader.blocks():
         texts.update()
         for pid in np.unique(block.pid).tolist():
             if pid in sources:
                 rows = np.flatnonzero(block.pid == pid)
+                mine = block.take(rows)
                 number, source = sources[pid]
-                yield (
-                    number,
-                    _spans(block, rows, texts, source, ranks[number].rank, hosts[pid]),
-                )
+                times = source.aligned(mine.start), source.aligned(mine.start + mine.dur)
+                yield number, Spans(ranks[number].rank, hosts[pid], pid, mine, *times, texts)
 
 
 class _Texts:
@@ -146,29 +143,3 @@ class _Texts:
         self.cats += list(self._calls.cats)[len(self.cats) :]
         new = list(self._calls.files)[len(self.files) :]
         self.files += [self._path_of(key) if key else None for key in new]
-
-
-def _spans(
-    block: Block,
-    rows: Int64s,
-    texts: _Texts,
-    source: Source,
-    rank: int | None,
-    host: str,
-) -> Spans:
-    start = block.start[rows]
-    return Spans(
-        rank=rank,
-        host=host,
-        pid=source.pid,
-        tid=block.tid[rows],
-        kind=block.kind[rows],
-        cat=[texts.cats[at] for at in block.cat[rows].tolist()],
-        name=[texts.names[at] for at in block.name[rows].tolist()],
-        file=[texts.files[at] if at >= 0 else None for at in block.file[rows].tolist()],
-        start_ns=source.aligned(start),
-        end_ns=source.aligned(start + block.dur[rows]),
-        nbytes=block.nbytes[rows],
-        epoch=block.epoch[rows],
-        step=block.step[rows],
-    )

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from frd.dftracer.kinds import Kind
+from frd.dftracer.kinds import Kind, may_read_next
 from frd.engine.findings import text as words
 from frd.forms import clock_text, duration_text, utc_text
 from frd.model import Finding, Reason, Suspect
@@ -294,7 +294,7 @@ class _Judge:
         return (self._moment.since + self._moment.at) // 2
 
     def _path(self, thread: Thread, call: Call) -> str:
-        return self._io.identities.text(thread.process.trace, call.key)
+        return self._io.identities.files.text(thread.process.trace, call.key)
 
     def _is_one_file(self, thread: Thread, call: Call) -> bool:
         return len(self._io.identities.files.names(thread.process.trace, call.key)) == 1
@@ -311,5 +311,5 @@ def _read_of_open_file(thread: Thread) -> Call | None:
     process, call = thread.process, thread.last
     if call is None or process.is_over or thread.goes_on or call.end < thread.noted:
         return None
-    is_read = call.kind >= Kind.IO and call.kind not in _NOT_DATA
-    return call if is_read and process.is_open(call.key) else None
+    may_read = may_read_next(call.kind, call.name) and process.is_open(call.key)
+    return call if may_read else None

@@ -19,7 +19,7 @@ import os
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,15 +163,10 @@ def _named_files(
     folder: Path, prefix: str | None, warnings: list[str], archives: list[Path]
 ) -> list[_Named]:
     """All files that may have a rank in their name. Archives are added to `archives`."""
-
-    def unreadable(error: OSError) -> None:
-        warnings.append(f"{error.filename}: {error.strerror}: left out")
-
     found: list[_Named] = []
     number = _number_after(prefix)
     seen = 0
-    for parent, folders, names in os.walk(folder, onerror=unreadable):
-        folders[:] = searched(parent, folders)
+    for parent, _, names in walk(folder, warnings):
         paths = [Path(parent, name) for name in names[: MAX_FILES - seen]]
         archives += filter(is_archive, paths)
         named = (_named(path, number) for path in paths if not is_archive(path))
@@ -183,13 +178,19 @@ def _named_files(
     return found
 
 
-def searched(parent: str, folders: Iterable[str]) -> list[str]:
-    """Folders of `parent` that may hold dumps, in order; none of the kernel's."""
-    return sorted(
-        name
-        for name in folders
-        if not name.endswith(META) and os.path.join(parent, name) not in _OF_THE_KERNEL
-    )
+def walk(folder: Path, warnings: list[str]) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As `os.walk`, in order, without folders of the kernel and metadata of `frd dump`."""
+
+    def unreadable(error: OSError) -> None:
+        warnings.append(f"{error.filename}: {error.strerror}: left out")
+
+    for parent, folders, names in os.walk(folder, onerror=unreadable):
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.endswith(META) and os.path.join(parent, name) not in _OF_THE_KERNEL
+        )
+        yield parent, folders, names
 
 
 def _by_shape(found: Iterable[_Named]) -> Mapping[str, list[_Named]]:

@@ -9,6 +9,7 @@ that names it.
 from __future__ import annotations
 
 import os
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,11 +22,11 @@ from frd.engine.findings import text
 from frd.errors import DumpError
 from frd.flight.columns import NARROW, Dictionaries
 from frd.flight.trace import RankTrace, Trace
-from frd.model import Activity, GroupInfo, Int32s
+from frd.forms import fold_ranks
+from frd.model import MAX_WORLD_SIZE, Activity, GroupInfo, Int32s
 from frd.offline.load.discovery import Found, discover, written_ns
 from frd.offline.load.frd_dump import rank_metadata
 from frd.offline.load.numbering import numbered
-from frd.offline.load.torchft import global_ranks, outside_text
 from frd.readers.file_reading import Reading
 from frd.readers.pool import read_all
 
@@ -33,6 +34,8 @@ Progress = Callable[[int, int], None]
 """Called with the number of files that are done, and of all."""
 
 MAX_WARNINGS_A_FILE = 8
+_ACROSS = re.compile(r"(?:torchft_quorum_\d+_rank_(\d{1,7}))?", re.ASCII)
+"""Groups across replicas of torchft."""
 
 
 def load_trace(
@@ -163,7 +166,7 @@ class _Join:
             if foreign := [at for at in used if members[at] and rank not in members[at]]:
                 outside[rank] = foreign
         if outside:
-            hint = outside_text({r: [groups[at] for at in of] for r, of in outside.items()})
+            hint = _outside_text({r: [groups[at] for at in of] for r, of in outside.items()})
             self._warnings.append(f"{self._found.of.root}: {hint}")
         everyone = frozenset[int]().union(*members)
         # Hosts are often counted from 1.
@@ -188,7 +191,7 @@ class _Join:
         for rank, trace in ranks.items():
             first = rank // size * size
             if first not in shifted:
-                groups = (replace(of, ranks=global_ranks(of, first, size)) for of in local)
+                groups = (replace(of, ranks=_global_ranks(of, first, size)) for of in local)
                 shifted[first] = np.array([table.index(of) for of in groups], np.int32)
             to = shifted[first]
             member_of = tuple(to[[*trace.member_of]].tolist())
@@ -247,4 +250,35 @@ def _all_failed(failures: list[str], folder: Path) -> str:
     return (
         f"{failures[0]} (and {len(failures) - 1} more files, none of which can be read): name the "
         f"folder that holds the dumps, {folder} does not seem to"
+    )
+
+
+# -- torchft ---------------------------------------------------------------------------------------
+
+
+def _global_ranks(info: GroupInfo, first: int, size: int) -> tuple[int, ...]:
+    """Of a group in a dump of the replica of `size` ranks that begins with global rank `first`.
+
+    A replica numbers its ranks from 0. The groups across replicas are called
+    ``torchft_quorum_<id>_rank_<k>``, or have no name for k = 0; their members are rank k of each
+    replica. Older versions number these by replica, newer ones by global rank.
+    """
+    ranks = info.ranks
+    if across := _ACROSS.fullmatch(info.name):
+        within = int(across[1] or 0)
+        if within < size and any(rank % size != within for rank in ranks):
+            ranks = tuple(replica * size + within for replica in ranks)
+    elif ranks and ranks[-1] < size:
+        ranks = tuple(rank + first for rank in ranks)
+    return ranks if not ranks or ranks[-1] < MAX_WORLD_SIZE else info.ranks
+
+
+def _outside_text(outside: Mapping[int, Sequence[GroupInfo]]) -> str:
+    """What to do about ranks that recorded in groups, not empty, that exclude them."""
+    info = next(iter(outside.values()))[0]
+    return (
+        f"{text.ranks([*outside])} recorded in groups that exclude them, as in "
+        f"{text.clean(info.label)!r} of ranks {fold_ranks(info.ranks)}: these ops are not judged: "
+        "for replicas of N ranks of torchft use --transform-ft --group-world-size N, "
+        "move files of other jobs away"
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 from frd.errors import ConfigError
 from frd.flight.trace import Trace
 from frd.offline.analysis.durations import last_dump_ns
-from frd.offline.load.discovery import MAX_FILES, searched
+from frd.offline.load.discovery import MAX_FILES, walk
 from frd.offline.load.folder import Progress, load_trace
 from frd.offline.load.frd_dump import SUMMARY, DumpFolder, made_by_frd
 from frd.readers.archives import is_archive, unpacked
@@ -93,8 +93,7 @@ def _dumps_in(path: Path, warnings: list[str]) -> list[Path]:
 def _made_below(path: Path) -> list[DumpFolder]:
     found: list[DumpFolder] = []
     seen = 0
-    for parent, folders, names in os.walk(path):
-        folders[:] = searched(parent, folders)
+    for parent, folders, names in walk(path, []):
         seen += len(names)
         if seen > MAX_FILES:
             break

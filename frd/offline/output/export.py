@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from frd.errors import ConfigError
+from frd.forms import encodable
 from frd.offline.analysis.analyze import Analysis
 from frd.offline.io.analysis import IoAnalysis
+from frd.offline.io.rank_report import SUMS, Step, Usage
+from frd.offline.io.spans import COLUMNS, spans_of
 from frd.offline.memory.analysis import MemoryAnalysis
-from frd.offline.output.io_tables import io_tables
 from frd.offline.output.table_files import (
     Content,
     Writers,
@@ -26,12 +29,14 @@ from frd.offline.output.table_files import (
     write_parquet,
     write_sqlite,
 )
-from frd.offline.output.tables import Table, tables
+from frd.offline.output.tables import Batch, Columns, Table, of_objects, tables
 from frd.offline.output.timeline import Progress, write_timeline
 from frd.store.new_path import new_path
 
 _PACKING = 3
 """A third of the time of the usual level; the padding of a timeline goes either way."""
+_BATCH: Final = 1 << 16
+"""Spans at a time."""
 _WRITERS: Final[Writers] = {
     ".csv": write_csv,
     ".json": write_json,
@@ -105,3 +110,74 @@ def export_timeline(
                 write_timeline(analysis, packed, progress, io, memory)
         else:
             write_timeline(analysis, out, progress, io, memory)
+
+
+# -- tables of traces ----------------------------------------------------------------------------
+
+
+def io_tables(io: IoAnalysis) -> list[Table]:
+    """The small ones first, the spans last."""
+    return [
+        of_objects("io_ranks", io.ranks, _RANK),
+        of_objects("io_files", [(rank, io.path(file), file) for rank, file in io.files()], _FILE),
+        of_objects(
+            "io_unclosed", [(rank, io.path(file), file) for rank, file in io.unclosed()], _UNCLOSED
+        ),
+        of_objects("io_steps", [(one.rank, s) for one in io.ranks for s in one.usage.steps], _STEP),
+        Table("spans", COLUMNS, lambda: _span_batches(io)),
+    ]
+
+
+def _span_batches(io: IoAnalysis) -> Iterator[Batch]:
+    """Blocks of a trace are small; a batch has many of them."""
+    batch: list[list[object]] = [[] for _ in COLUMNS]
+    for spans in spans_of(io):
+        for column, more in zip(batch, spans.columns(), strict=True):
+            column.extend(more)
+        if len(batch[0]) >= _BATCH:
+            yield batch
+            batch = [[] for _ in COLUMNS]
+    if batch[0]:
+        yield batch
+
+
+def _sums(of: Callable[[Any], Usage | Step]) -> Columns:
+    def column(value: Callable[[Usage | Step], float]) -> Callable[[Any], float]:
+        return lambda row: value(of(row))
+
+    return {name: (kind, column(value)) for name, (kind, value) in SUMS.items()}
+
+
+_RANK: Columns = {
+    "rank": ("int", lambda one: one.rank),
+    "processes": ("str", lambda one: encodable(", ".join(p.label for p in one.processes))),
+    "evidence": ("str", lambda one: encodable("; ".join(sorted(set(one.processes.values()))))),
+    "events": ("int", lambda one: one.usage.events),
+    "first_ns": ("int", lambda one: one.usage.first_ns),
+    "last_ns": ("int", lambda one: one.usage.last_ns),
+    **_sums(lambda one: one.usage),
+}
+
+_FILE: Columns = {
+    "rank": ("int", lambda row: row[0]),
+    "path": ("str", lambda row: row[1]),
+    "io_s": ("float", lambda row: row[2].io_ns / 1e9),
+    "bytes": ("int", lambda row: row[2].nbytes),
+    "ops": ("int", lambda row: row[2].ops),
+}
+
+_UNCLOSED: Columns = {
+    "rank": ("int", lambda row: row[0]),
+    "path": ("str", lambda row: row[1]),
+    "since_ns": ("int", lambda row: row[2].opened_ns or None),
+    "used": ("bool", lambda row: row[2].is_used),
+}
+
+_STEP: Columns = {
+    "rank": ("int", lambda row: row[0]),
+    "epoch": ("int", lambda row: None if row[1].epoch < 0 else row[1].epoch),
+    "step": ("int", lambda row: row[1].step),
+    "begin_ns": ("int", lambda row: row[1].begin_ns),
+    "end_ns": ("int", lambda row: row[1].end_ns),
+    **_sums(lambda row: row[1]),
+}

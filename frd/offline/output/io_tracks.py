@@ -14,15 +14,14 @@ import numpy as np
 from frd.dftracer.kinds import Kind
 from frd.model import Int64s
 from frd.offline.io.analysis import IoAnalysis, RankIo, names_of
-from frd.offline.io.spans import Spans, spans_by_rank
-from frd.perfetto.lanes import lanes
-from frd.perfetto.writer import BEGIN, INSTANT, TraceWriter
+from frd.offline.io.spans import Spans, longest, spans_by_rank
+from frd.perfetto.texts import rank_title
+from frd.perfetto.writer import Slice, TraceWriter
 
 MAX_SPANS: Final = 200_000
 """Of a rank."""
 _TOGETHER: Final = 5 * MAX_SPANS
 """Spans in memory. Ranks are drawn together, because a trace may have many of them."""
-MAX_LANES: Final = 32
 _ORDER: Final = 1 << 20
 """After the groups of a rank."""
 _UNKNOWN_RANK: Final = 1 << 30
@@ -42,8 +41,10 @@ def add_io(
         for one, blocks in zip(ranks, _longest(io, ranks), strict=True):
             parent = tracks.get(one.rank) if one.rank is not None else None
             if parent is None:
-                place = order + (one.rank if one.rank is not None else _UNKNOWN_RANK)
-                parent = writer.track(_title(one), order=place, ordered=True)
+                place, title = _UNKNOWN_RANK, next(iter(one.processes)).label
+                if one.rank is not None:
+                    place, title = one.rank, rank_title(one.rank, "", is_cause=False)
+                parent = writer.track(title, order=order + place, ordered=True)
             _add_rank(writer, blocks, parent)
             done += 1
             progress(done, len(io.ranks))
@@ -76,62 +77,46 @@ def _batches(ranks: Sequence[RankIo]) -> Iterator[list[RankIo]]:
         yield batch
 
 
-def _title(one: RankIo) -> str:
-    return f"rank {one.rank}" if one.rank is not None else next(iter(one.processes)).label
-
-
 def _longest(io: IoAnalysis, ranks: Sequence[RankIo]) -> list[list[Spans]]:
     """Blocks of each rank without the shortest spans, if it has too many."""
-    crowded = [number for number, one in enumerate(ranks) if one.usage.events > MAX_SPANS]
-    chosen = {number: _Longest() for number in crowded}
-    for at, spans in spans_by_rank(io, [ranks[number] for number in crowded]):
-        chosen[crowded[at]].see(spans.end_ns - spans.start_ns)
-    blocks: list[list[Spans]] = [[] for _ in ranks]
+    chosen = [_Longest() for _ in ranks]
     for number, spans in spans_by_rank(io, ranks):
-        if number not in chosen:
-            blocks[number].append(spans)
-        elif len(rows := chosen[number].rows(spans.end_ns - spans.start_ns)):
-            blocks[number].append(spans.take(rows))
-    return blocks
+        chosen[number].add(spans)
+    return [one.blocks() for one in chosen]
 
 
 class _Longest:
-    """The `MAX_SPANS` longest of more spans: first `see` all of them, then ask for `rows`."""
+    """The `MAX_SPANS` longest spans of a rank; of equally long ones the first."""
 
     def __init__(self) -> None:
-        self._seen: Int64s = np.empty(0, np.int64)
-        self._new: list[Int64s] = []
-        self._least: int | None = None
-        self._ties = 0
+        self._blocks: list[Spans] = []
+        self._count = 0
 
-    def see(self, durations: Int64s) -> None:
-        self._new.append(durations)
-        if sum(map(len, self._new)) > MAX_SPANS:
-            self._forget()
+    def add(self, spans: Spans) -> None:
+        self._blocks.append(spans)
+        self._count += len(spans)
+        if self._count > 2 * MAX_SPANS:
+            self.blocks()
 
-    def rows(self, durations: Int64s) -> Int64s:
-        """Those of the next block; blocks come as they were seen."""
-        if self._least is None:
-            self._forget()
-            self._least = int(self._seen.min())
-            self._ties = int((self._seen == self._least).sum())
-        ties = np.flatnonzero(durations == self._least)[: self._ties]
-        self._ties -= len(ties)
-        return np.sort(np.concatenate((np.flatnonzero(durations > self._least), ties)))
-
-    def _forget(self) -> None:
-        """All but the longest."""
-        seen = np.concatenate((self._seen, *self._new))
-        at = max(len(seen) - MAX_SPANS, 0)
-        self._seen, self._new = np.partition(seen, at)[at:], []
+    def blocks(self) -> list[Spans]:
+        if self._count > MAX_SPANS:
+            ends = np.cumsum([len(one) for one in self._blocks])
+            kept = longest(np.concatenate([one.durations for one in self._blocks]), MAX_SPANS)
+            rows = np.split(kept, np.searchsorted(kept, ends[:-1]))
+            pairs = zip(self._blocks, rows, ends.tolist(), strict=True)
+            self._blocks = [
+                one.take(mine - (end - len(one))) for one, mine, end in pairs if len(mine)
+            ]
+            self._count = MAX_SPANS
+        return self._blocks
 
 
 def _add_rank(writer: TraceWriter, blocks: list[Spans], parent: int) -> None:
     """A track for each thread, and as many lanes in it as calls are nested."""
     threads: dict[tuple[int, int], list[tuple[Spans, Int64s]]] = {}
     for spans in blocks:
-        for tid in np.unique(spans.tid).tolist():
-            rows = np.flatnonzero(spans.tid == tid)
+        for tid in np.unique(spans.block.tid).tolist():
+            rows = np.flatnonzero(spans.block.tid == tid)
             threads.setdefault((spans.pid, tid), []).append((spans, rows))
     for place, ((pid, tid), parts) in enumerate(sorted(threads.items(), key=lambda t: t[0])):
         name = f"I/O pid {pid}" if pid == tid else f"I/O pid {pid} thread {tid}"
@@ -147,30 +132,19 @@ def _add_thread(
     row = np.concatenate([rows for _, rows in parts])
     # Of two that begin together, the longer one is the outer one.
     at = np.lexsort((-end, start))
-    start, end, block, row = start[at], end[at], block[at], row[at]
-    lane = lanes(start, end, MAX_LANES)
-    tracks = writer.tracks(lane, name, parent=parent, order=order)
-    columns = (start, end, lane, block, row)
-    for begin, last, number, part, index in zip(*(c.tolist() for c in columns), strict=True):
-        spans = parts[part][0]
-        texts = {"file": file} if (file := spans.file[index]) else {}
-        numbers = {
-            key: value
-            for key, value in (
-                ("bytes", int(spans.nbytes[index])),
-                ("epoch", int(spans.epoch[index])),
-                ("step", int(spans.step[index])),
-            )
-            if value > 0 or (key != "bytes" and value == 0)
-        }
-        writer.event(
-            BEGIN if number >= 0 else INSTANT,
-            begin,
-            tracks[max(number, 0)],
-            name=spans.name[index],
-            category="io" if spans.kind[index] >= Kind.IO else spans.cat[index],
-            numbers=numbers,
-            texts=texts,
-        )
-        if number >= 0:
-            writer.end(last, tracks[number])
+    places = zip(block[at].tolist(), row[at].tolist(), strict=True)
+    slices = (_slice(parts[part][0], index) for part, index in places)
+    writer.slices(name, start[at], end[at], slices, order=order, parent=parent)
+
+
+def _slice(spans: Spans, row: int) -> Slice:
+    block, file = spans.block, spans.file(row)
+    nbytes = int(block.nbytes[row])
+    steps = {"epoch": int(block.epoch[row]), "step": int(block.step[row])}
+    numbers = {"bytes": nbytes} if nbytes > 0 else {}
+    return Slice(
+        spans.name(row),
+        "io" if block.kind[row] >= Kind.IO else spans.cat(row),
+        numbers=numbers | {key: number for key, number in steps.items() if number >= 0},
+        texts={"file": file} if file else {},
+    )

@@ -1,7 +1,4 @@
-"""Ops of one rank as intervals of time: end, and the number shared with peers.
-
-Pure arithmetic on the columns of a `RankTrace`; knows nothing of timelines.
-"""
+"""Ops of one rank as intervals of time: end, and the number shared with peers."""
 
 from __future__ import annotations
 
@@ -14,9 +11,8 @@ from frd.flight.batches import closing_rows
 from frd.flight.progress import NameFacts
 from frd.flight.trace import RankTrace
 from frd.model import Bools, Int64s
+from frd.perfetto.writer import OPEN
 
-OPEN: Final = int(np.iinfo(np.int64).max)
-"""The end of an op that has none: it had not completed, or was given up."""
 INSTANT: Final = -1
 """The end of an op that completed at an unknown time."""
 
@@ -28,7 +24,8 @@ def ended(trace: RankTrace, facts: NameFacts) -> Bools:
 
 
 def ends(trace: RankTrace, facts: NameFacts) -> Int64s:
-    """When each op ended, on the rank's own clock, and never before it was enqueued."""
+    """When each op ended, on the rank's own clock, and never before it was enqueued; `OPEN` for an
+    op that had not completed, or was given up."""
     done, closing = _done_and_closing(trace, facts)
     completed_ns = trace.completed_ns[closing]
     end = np.maximum(completed_ns, trace.created_ns)

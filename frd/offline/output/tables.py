@@ -21,7 +21,7 @@ from frd.forms import finding_json
 from frd.model import GroupInfo, Int64s, Signature
 from frd.offline.analysis.analyze import Analysis
 from frd.offline.analysis.collectives import Collective
-from frd.offline.output.cell_text import frame_text
+from frd.offline.output.text_tables import frame_text
 
 Batch: TypeAlias = Sequence[Sequence[Any]]
 """Parallel columns."""

@@ -10,18 +10,21 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from frd.flight.entry import Frame
+from frd.flight.names import Name
 from frd.flight.progress import given_up
 from frd.flight.trace import COMPLETED, STATES, RankTrace
 from frd.forms import fold_ranks, utc_text
-from frd.model import Bools, GroupInfo, Int64s, Reason
+from frd.model import Bools, GroupInfo, Int64s, Reason, Signature
 from frd.offline.analysis.analyze import Analysis
-from frd.offline.output.cell_text import frame_text, op_text, sizes_text
 from frd.offline.output.op_intervals import ended
 
 STUCK, IN_FLIGHT = "!", ">"
 LEGEND = f"{STUCK} stuck, see the findings   {IN_FLIGHT} in flight"
 _ENTRY = ("", "record", "created (UTC)", "took ms", "group", "seq", "op", "state", "stack", "sizes")
 _MEMBERS_WIDTH = 24
+_MAX_SHAPES = 4
+"""Tensors of one op that are written out."""
 _INSIDE = (Reason.IN_COLLECTIVE_ALONE, Reason.DEVICE_STUCK, Reason.ORDER)
 _NUMBERS = frozenset({"record", "took ms", "seq", "stack", "joined", "done", "spread ms"})
 _COLLECTIVE = ("group", "seq", "op", "joined", "done", "first (UTC)", "spread ms", "verdict")
@@ -70,13 +73,13 @@ def _entry_rows(
             trace.groups[of.group[row]].label,
             f"p2p {int(of.p2p_seq[row])}" if is_p2p else str(seq),
             op_text(name),
-            "given up" if timed_out else _state(int(of.state[row]), bool(of.retired[row])),
+            "given up" if timed_out else state_text(int(of.state[row]), bool(of.retired[row])),
             str(of.stack[row]) if stacks and of.stack[row] >= 0 else "",
             sizes_text(trace.signatures[of.signature[row]]),
         )
 
 
-def _state(state: int, retired: bool) -> str:
+def state_text(state: int, retired: bool) -> str:
     return "retired" if retired and state != COMPLETED else STATES[state]
 
 
@@ -182,3 +185,41 @@ def _aligned(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[s
             for cell, width, column in zip(row, widths, columns, strict=True)
         )
         yield "  ".join(cells).rstrip()
+
+
+# -- cells, the same in timelines ------------------------------------------------------------------
+
+
+def op_text(name: Name) -> str:
+    """``all_reduce``, ``send 0->3``: peers are ranks of the group, as the recorder names them."""
+    if not name.is_p2p_kind or (name.src is None and name.dst is None):
+        return name.op
+    src, dst = ("?" if end is None else end for end in (name.src, name.dst))
+    return f"{name.op} {dst}<-{src}" if "recv" in name.op else f"{name.op} {src}->{dst}"
+
+
+def sizes_text(signature: Signature) -> str:
+    """``[4x8] Float``; input and output where they differ."""
+    before = _tensors(signature.input_sizes, signature.input_dtypes)
+    after = _tensors(signature.output_sizes, signature.output_dtypes)
+    if before == after or not after:
+        return before
+    return f"{before} -> {after}".strip() if before else f"-> {after}"
+
+
+def frame_text(frame: Frame) -> str:
+    """``train.py:88 in step``, with its folder if the file is an ``__init__.py`` or similar."""
+    folder, _, file = frame.filename.rpartition("/")
+    if file.startswith("__"):
+        file = f"{folder.rpartition('/')[2]}/{file}"
+    return f"{file}:{frame.line} in {frame.name}"
+
+
+def _tensors(sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> str:
+    if not sizes:
+        return ""
+    shapes = " ".join(f"[{'x'.join(map(str, size))}]" for size in sizes[:_MAX_SHAPES])
+    if len(sizes) > _MAX_SHAPES:
+        shapes += f" and {len(sizes) - _MAX_SHAPES} more"
+    kinds = list(dict.fromkeys(dtypes))
+    return f"{shapes} {'/'.join(kinds)}" if kinds else shapes

@@ -12,36 +12,30 @@ is an instant at its enqueue. So is an op without a lane, if thousands wait.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from io import BufferedIOBase
 from typing import Final
 
 import numpy as np
 
-from frd.flight.trace import STATES, RankTrace
+from frd.flight.trace import RankTrace
 from frd.forms import fold_ranks
-from frd.model import UNKNOWN_SEQ, Bools, Finding, Int64s
+from frd.model import UNKNOWN_SEQ, Bools, Int64s
 from frd.offline.analysis.analyze import Analysis
 from frd.offline.io.analysis import IoAnalysis
 from frd.offline.memory.analysis import MemoryAnalysis
-from frd.offline.output.cell_text import frame_text, op_text, sizes_text
 from frd.offline.output.io_tracks import add_io
 from frd.offline.output.memory.alignment import offsets_of
 from frd.offline.output.memory.tracks import add_memory, begins_at_ns
-from frd.offline.output.op_intervals import OPEN, ends, flows
-from frd.offline.output.text_tables import stuck_in
-from frd.perfetto.lanes import lanes
-from frd.perfetto.writer import BEGIN, INSTANT, TraceWriter
+from frd.offline.output.op_intervals import ends, flows
+from frd.offline.output.text_tables import frame_text, op_text, sizes_text, state_text, stuck_in
+from frd.perfetto.texts import finding_slice, rank_title
+from frd.perfetto.writer import BEGIN, OPEN, Slice, TraceWriter
 
 Progress = Callable[[int, int], None]
 """Called with the number of ranks that are written, and of all."""
 
-
-MAX_LANES: Final = 32
-"""Simultaneous slices of one rank and group; Perfetto does not draw stacks of some hundreds."""
-_RETIRED: Final = 4
-"""Added to the state of retired entries."""
 _CAUSES: Final = 1
 _RANKS: Final = 1 << 24
 """Order of tracks: findings, first causes, then the other ranks."""
@@ -87,26 +81,27 @@ class _Timeline:
     def add_findings(self) -> None:
         track = self.writer.track("findings", order=0)
         for finding in self._analysis.findings:
-            evidence = "; ".join(f"rank {s.rank}: {s.evidence}" for s in finding.suspects)
-            self._add_finding(track, finding, finding.summary, evidence, ())
+            self.writer.event(BEGIN, finding.opened_at, track, finding_slice(finding))
 
     def add_rank(self, rank: int) -> int:
         """Add the tracks of one rank, and return the one above them."""
         trace = self._trace.ranks[rank]
-        name = f"rank {rank}"
-        if trace.info is not None and trace.info.node:
-            name += f" on {trace.info.node}"
-        if rank in self._suspects:
-            name += " (first cause)"
-        order = rank + (_CAUSES if rank in self._suspects else _RANKS)
+        is_cause = rank in self._suspects
+        name = rank_title(rank, trace.info.node if trace.info else "", is_cause=is_cause)
+        order = rank + (_CAUSES if is_cause else _RANKS)
         track = self.writer.track(name, order=order, ordered=True)
         for finding in self._analysis.findings:
             for s in finding.suspects:
                 if s.rank == rank:
-                    self._add_finding(
-                        track, finding, f"first cause: {s.reason}", s.evidence, s.stack
-                    )
+                    texts = {
+                        "evidence": s.evidence,
+                        "stack": " < ".join(s.stack),
+                        "victims": fold_ranks(finding.victims),
+                    }
+                    of = Slice(f"first cause: {s.reason}", "finding", texts=texts)
+                    self.writer.event(BEGIN, finding.opened_at, track, of)
         end = ends(trace, self._analysis.collectives.facts)
+        end[end != OPEN] += self._analysis.clock_offsets_ns.get(rank, 0)
         collective = self._analysis.collectives.of_entries(rank)
         is_stuck = stuck_in(self._analysis, rank)
         groups = [int(group) for group in np.unique(trace.group)]
@@ -126,17 +121,12 @@ class _Timeline:
     ) -> None:
         """Add a slice for each op of one group, in order of time, or an instant without a lane.
 
-        `end_ns` is on the clock of the rank, see `op_intervals.ends`; ops of one collective share a
-        `flow_id`, which is 0 for none.
+        `end_ns` is aligned, see `op_intervals.ends`; ops of one collective share a `flow_id`, which
+        is 0 for none.
         """
-        writer = self.writer
-        offset = self._analysis.clock_offsets_ns.get(ops.rank, 0)
-        lane = lanes(ops.created_ns, end_ns, MAX_LANES)
-        tracks = writer.tracks(lane, label, parent=parent, order=int(ops.group[0]))
+        begin_ns = ops.created_ns + self._analysis.clock_offsets_ns.get(ops.rank, 0)
         columns = (
-            ops.created_ns + offset,
-            end_ns,
-            lane,
+            end_ns == OPEN,
             flow_id,
             stuck,
             ops.is_p2p != 0,
@@ -144,47 +134,29 @@ class _Timeline:
             np.maximum(ops.seq, 0),
             np.maximum(ops.record_id, 0),
             ops.signature,
-            ops.state + _RETIRED * ops.retired,
+            ops.state,
+            ops.retired,
             ops.stack,
         )
-        for begin, end, at, flow, is_stuck, is_p2p, name, seq, record_id, *texts in zip(
-            *(column.tolist() for column in columns), strict=True
-        ):
-            signature, state, stack = texts
-            track = tracks[max(at, 0)]
-            writer.event(
-                BEGIN if at >= 0 else INSTANT,
-                begin,
-                track,
-                name=self._name(name, UNKNOWN_SEQ if is_p2p else seq, is_stuck),
-                category=_category(is_stuck=is_stuck, is_waiting=end == OPEN, is_p2p=is_p2p),
-                flow=flow,
-                numbers={"seq": seq, "record_id": record_id},
-                texts={
-                    "sizes": self._sizes(signature),
-                    "state": _state(state),
-                    "stack": self._stack(stack),
-                },
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        slices = (
+            Slice(
+                self._name(name, UNKNOWN_SEQ if is_p2p else seq, is_stuck),
+                _category(is_stuck=is_stuck, is_waiting=is_open, is_p2p=is_p2p),
+                flow,
+                {"seq": seq, "record_id": record_id},
+                self._texts(*texts),
             )
-            if at >= 0 and end != OPEN:
-                writer.end(end + offset, track)
-
-    def _add_finding(
-        self, track: int, finding: Finding, name: str, evidence: str, stack: Sequence[str]
-    ) -> None:
-        """Add a slice without an end, from when the finding opened."""
-        self.writer.event(
-            BEGIN,
-            finding.opened_at,
-            track,
-            name=name,
-            category="finding",
-            texts={
-                "evidence": evidence,
-                "stack": " < ".join(stack),
-                "victims": fold_ranks(finding.victims),
-            },
+            for is_open, flow, is_stuck, is_p2p, name, seq, record_id, *texts in rows
         )
+        self.writer.slices(label, begin_ns, end_ns, slices, parent=parent, order=int(ops.group[0]))
+
+    def _texts(self, signature: int, state: int, retired: int, stack: int) -> dict[str, str]:
+        return {
+            "sizes": self._sizes(signature),
+            "state": state_text(state, bool(retired)),
+            "stack": self._stack(stack),
+        }
 
     def _name(self, name: int, seq: int, is_stuck: bool) -> str:
         op = op_text(self._trace.names[name])
@@ -199,12 +171,6 @@ def _category(*, is_stuck: bool, is_waiting: bool, is_p2p: bool) -> str:
     if is_stuck:
         return "stuck"
     return "waiting" if is_waiting else "p2p" if is_p2p else "collective"
-
-
-@cache
-def _state(code: int) -> str:
-    retired, state = divmod(code, _RETIRED)
-    return STATES[state] + (", retired" if retired else "")
 
 
 def _beginning(analysis: Analysis | None, io: IoAnalysis | None) -> int:

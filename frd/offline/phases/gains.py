@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from frd.model import Int64s, SeriesKind
-from frd.offline.phases.innermost import Pieces, innermost
-from frd.offline.phases.rank_phases import RankPhases
+from frd.offline.phases.rank_phases import Pieces, RankPhases, innermost
 
 
 class PhaseSeries(NamedTuple):

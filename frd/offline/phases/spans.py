@@ -7,6 +7,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from frd.offline.io.spans import longest
+
 EVENTS: Final = "phase events"
 TRACES: Final = "traces"
 """Where a span is from."""
@@ -57,10 +59,9 @@ class PhaseSpan(NamedTuple):
         return self.end_ns + self.is_open
 
 
-def longest(spans: Sequence[PhaseSpan]) -> Sequence[PhaseSpan]:
+def longest_of(spans: Sequence[PhaseSpan]) -> Sequence[PhaseSpan]:
     """At most `MAX_SPANS` of them, the longest, in the same order."""
     if len(spans) <= MAX_SPANS:
         return spans
     lengths = np.array([span.end_ns - span.begin_ns for span in spans], np.int64)
-    kept = np.sort(np.argsort(-lengths, kind="stable")[:MAX_SPANS])
-    return [spans[at] for at in kept.tolist()]
+    return [spans[at] for at in longest(lengths, MAX_SPANS).tolist()]

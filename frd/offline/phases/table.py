@@ -16,7 +16,7 @@ from frd.offline.phases.gains import PhaseGain, PhaseSeries, gains_of
 from frd.offline.phases.marks import PhaseMark
 from frd.offline.phases.rank_phases import RankPhases
 from frd.offline.phases.replay import replayed
-from frd.offline.phases.spans import PhaseSpan, Process, longest
+from frd.offline.phases.spans import PhaseSpan, Process, longest_of
 from frd.offline.phases.traces import all_processes, trace_spans
 
 
@@ -95,7 +95,7 @@ def build_phases(
         unnamed: what a job without a name is called, in the table and for `at`.
     """
     spans, warnings = replayed(marks, last_ns)
-    kept = [*longest(spans)]
+    kept = [*longest_of(spans)]
     if len(kept) < len(spans):
         warnings.append(f"the shortest phases, too many, left out: {len(spans) - len(kept):,}")
     if io is not None:

@@ -19,7 +19,7 @@ from frd.dftracer.kinds import Kind
 from frd.forms import fold_ranks
 from frd.model import Int64s
 from frd.offline.io.analysis import IoAnalysis, RankIo
-from frd.offline.io.spans import Spans, spans_by_rank
+from frd.offline.io.spans import Spans, longest, spans_by_rank
 from frd.offline.phases import spans as phase_spans
 from frd.offline.phases.spans import TRACES, PhaseSpan, PhaseThread, Process
 
@@ -89,18 +89,18 @@ class _Rows:
     _count: int = 0
 
     def add(self, job: str, rank: int, spans: Spans, offset_ns: int) -> None:
-        calls = np.flatnonzero(spans.kind < Kind.IO).tolist()
-        at = np.array([one for one in calls if spans.cat[one] not in _NO_PHASES], np.int64)
+        calls = np.flatnonzero(spans.block.kind < Kind.IO).tolist()
+        at = np.array([one for one in calls if spans.cat(one) not in _NO_PHASES], np.int64)
         if not len(at):
             return
-        tids, which = np.unique(spans.tid[at], return_inverse=True)
+        tids, which = np.unique(spans.block.tid[at], return_inverse=True)
         threads = [
             self._threads.setdefault(
                 PhaseThread(job, rank, spans.host, spans.pid, "", tid, ""), len(self._threads)
             )
             for tid in tids.tolist()
         ]
-        names = np.array([self._names[spans.name[one]] for one in at.tolist()], np.int64)
+        names = np.array([self._names[spans.name(one)] for one in at.tolist()], np.int64)
         times = spans.start_ns[at] - offset_ns, spans.end_ns[at] - offset_ns
         self._parts.append(np.stack((np.array(threads, np.int64)[which], names, *times)))
         self._count += len(at)
@@ -111,8 +111,7 @@ class _Rows:
         rows = np.concatenate(self._parts, axis=1) if self._parts else np.empty((4, 0), np.int64)
         if (over := rows.shape[1] - phase_spans.MAX_SPANS) > 0:
             self.left_out += over
-            kept = np.sort(np.argsort(rows[2] - rows[3], kind="stable")[: phase_spans.MAX_SPANS])
-            rows = rows[:, kept]
+            rows = rows[:, longest(rows[3] - rows[2], phase_spans.MAX_SPANS)]
         self._parts, self._count = [rows], rows.shape[1]
         return rows
 

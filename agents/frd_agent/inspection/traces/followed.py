@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from frd.model import NodeNs, NodeRawNs
 from frd_agent.inspection.claims import RankView
 from frd_agent.inspection.reading.memory import Helper, NotInTime
-from frd_agent.inspection.traces.chunks import read_chunk
 from frd_agent.inspection.traces.history import History, Names
 from frd_agent.inspection.traces.open_traces import OpenTrace
 from frd_agent.inspection.traces.storage import objection
@@ -74,7 +75,7 @@ class Followed:
         self._objections, self.problem = 0, ""
         trace, tail = self.trace, self._tail
         try:
-            chunk = shared.helper.run(lambda: read_chunk(trace, tail, proc))
+            chunk = shared.helper.run(lambda: _chunk_of(trace, tail, proc))
         except NotInTime:
             self.problem = "could not be read in time"
         except OSError as error:
@@ -88,3 +89,37 @@ class Followed:
                 self.quiet, self.quiet_since_ns = 0, now_ns
                 return
         self._pause_until_ns = now_ns + PAUSE_NS
+
+
+class _Chunk(NamedTuple):
+    offset: int
+    data: bytes
+    size: int
+    """Of the whole file."""
+
+
+def _chunk_of(trace: OpenTrace, tail: Tail, proc: Path = PROC) -> _Chunk | None:
+    """What `tail` wants of the file; None if the descriptor leads to another file by now, or to one
+    that is not regular. May block: for a helper only.
+
+    ``/proc/<pid>/fd/<fd>`` leads to the same file without its path. It is first opened without
+    touching what is behind it (O_PATH), because to open a FIFO would wake its writer, and a device
+    may act.
+
+    Raises:
+        OSError: no right, or the process is gone.
+    """
+    place = os.open(f"{proc}/{trace.pid}/fd/{trace.fd}", os.O_PATH | os.O_CLOEXEC)
+    try:
+        found = os.fstat(place)
+        if not stat.S_ISREG(found.st_mode) or found.st_ino != trace.inode:
+            return None
+        offset, length = tail.wants(found.st_size)
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+        fd = os.open(f"{PROC}/self/fd/{place}", flags)
+        try:
+            return _Chunk(offset, os.pread(fd, length, offset), found.st_size)
+        finally:
+            os.close(fd)
+    finally:
+        os.close(place)

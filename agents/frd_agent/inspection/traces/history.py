@@ -26,9 +26,6 @@ _MAX_NAMES: Final = 1024
 _MAX_PATH: Final = 4096
 _MAX_PROCESSES: Final = 64
 _FILE: Final = "FH"
-_BEFORE_READS: Final = frozenset(
-    {"fstat", "fstat64", "__fxstat", "__fxstat64", "lseek", "lseek64", "ftell", "fseek"}
-)
 _UNITS_NS: Final = (1, 1_000, 1_000_000, 1_000_000_000)
 _PAST_NS: Final = 30 * 86_400 * 1_000_000_000
 _FUTURE_NS: Final = 2_000_000_000
@@ -50,15 +47,8 @@ class LastCall:
     """The file of a call that has begun since: the key is defined just before the first call."""
 
     @property
-    def is_io(self) -> bool:
-        return kind_of(self.cat, self.name) >= Kind.IO
-
-    @property
-    def may_read_next(self) -> bool:
-        """Whether a read of the file usually follows."""
-        return kind_of(self.cat, self.name) in (Kind.READ, Kind.OPEN) or (
-            self.is_io and self.name in _BEFORE_READS
-        )
+    def kind(self) -> Kind:
+        return kind_of(self.cat, self.name)
 
 
 class Names:

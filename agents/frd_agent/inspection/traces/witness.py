@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from frd.dftracer.kinds import Kind, may_read_next
 from frd.forms import duration_text
 from frd.model import Certainty, NodeNs, NodeRawNs, WaitKind
 from frd.wire.waits import WaitReport
@@ -180,7 +181,7 @@ class Witness:
         opened = open_paths(pid, self._proc)
         if last.begun and (path := self._names.path(last.begun, opened)):
             return f"the begin of a call on {named(path)}"
-        if not last.is_io:
+        if last.kind < Kind.IO:
             return f"{named(last.name)} ({named(last.cat)})"
         size = f" of {last.nbytes} bytes" if last.nbytes is not None else ""
         path = self._names.path(last.file, opened)
@@ -199,7 +200,9 @@ class Witness:
     def _likely_read(self, report: WaitReport, story: _Story, view: RankView) -> WaitReport | None:
         """If /proc does not show what it waits for: the file that the last call was on."""
         found, followed, last = report.waits_for, story.followed, story.last
-        if found.kind is not WaitKind.UNKNOWN or last is None or not last.may_read_next:
+        if found.kind is not WaitKind.UNKNOWN or last is None:
+            return None
+        if not may_read_next(last.kind, last.name):
             return None
         if followed.buffering is not Buffering.LIVE or followed.quiet < ENOUGH or last.begun:
             return None

@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from frd.dftracer.block import Block, Calls
+from frd.dftracer.block import Block
 from frd.dftracer.kinds import Kind
 from frd.dftracer.line import TRACER
-from frd.model import Bools, Int64s
+from frd.model import Bools
 from frd.offline.io.discovery import Piece
-from frd.offline.io.part import Facts
+from frd.offline.io.part import Facts, Source
 from frd.offline.io.reading import PieceReader
-from frd.offline.io.source import Source
 
 NEVER: Final = -1
 """No time: earlier than every call."""
@@ -129,55 +128,47 @@ def _watch(process: Process, source: Source, piece: Piece, at: int) -> None:
         mine = np.flatnonzero((block.pid == source.pid) & (block.cat != tracer))
         if not len(mine):
             continue
-        texts = list(reader.calls.names), list(reader.calls.files)
-        rows = _Rows(block, mine, source, *texts, _annotations(block, mine, reader.calls))
+        calls = reader.calls
+        library = [number for cat, number in calls.cats.items() if cat in _LIBRARY]
+        rows = _Rows(
+            block.take(mine), source, _Texts(list(calls.names), list(calls.files), library)
+        )
         process.last_end = max(process.last_end, int(rows.end.max()))
-        for tid in np.unique(block.tid[mine]).tolist():
+        for tid in np.unique(rows.block.tid).tolist():
             thread = process.threads.setdefault(tid, Thread(process, tid))
-            _watch_thread(thread, rows.of(block.tid[mine] == tid), at)
+            _watch_thread(thread, rows.of(rows.block.tid == tid), at)
         _count_opens(process, rows, at)
 
 
-def _annotations(block: Block, rows: Int64s, calls: Calls) -> Bools:
-    """Which rows are spans of the program that are neither a fetch nor a computation."""
-    library = [number for cat, number in calls.cats.items() if cat in _LIBRARY]
-    found: Bools = (block.kind[rows] == Kind.OTHER) & ~np.isin(block.cat[rows], library)
-    return found
+class _Texts(NamedTuple):
+    names: Sequence[str]
+    files: Sequence[str]
+    library: Sequence[int]
+    """The categories of its calls."""
 
 
 class _Rows:
-    """Some rows of a block, with aligned times."""
+    """Spans of a process, with aligned times."""
 
-    def __init__(
-        self,
-        block: Block,
-        rows: Int64s,
-        source: Source,
-        names: Sequence[str],
-        files: Sequence[str],
-        is_annotation: Bools,
-    ) -> None:
-        self._block, self._rows, self._source = block, rows, source
-        self._names, self._files = names, files
-        self.start = source.aligned(block.start[rows])
-        self.end = source.aligned(block.start[rows] + block.dur[rows])
-        self.kind, self.file, self.failed = (
-            column[rows] for column in (block.kind, block.file, block.failed)
-        )
-        self.is_annotation = is_annotation
+    def __init__(self, block: Block, source: Source, texts: _Texts) -> None:
+        self.block, self._source, self._texts = block, source, texts
+        self.start = source.aligned(block.start)
+        self.end = source.aligned(block.start + block.dur)
+        is_of_program = (block.kind == Kind.OTHER) & ~np.isin(block.cat, texts.library)
+        self.is_annotation: Bools = is_of_program
+        """Spans of the program that are neither a fetch nor a computation."""
 
     def of(self, some: Bools) -> _Rows:
-        rows, texts = self._rows[some], (self._names, self._files)
-        return _Rows(self._block, rows, self._source, *texts, self.is_annotation[some])
+        return _Rows(self.block.take(np.flatnonzero(some)), self._source, self._texts)
 
     def key(self, file: int) -> str:
-        return self._files[file] if file >= 0 else ""
+        return self._texts.files[file] if file >= 0 else ""
 
     def call(self, at: int) -> Call:
         return Call(
-            name=self._names[int(self._block.name[self._rows[at]])],
-            kind=Kind(int(self.kind[at])),
-            key=self.key(int(self.file[at])),
+            name=self._texts.names[int(self.block.name[at])],
+            kind=Kind(int(self.block.kind[at])),
+            key=self.key(int(self.block.file[at])),
             start=int(self.start[at]),
             end=int(self.end[at]),
         )
@@ -205,11 +196,13 @@ def _watch_thread(thread: Thread, rows: _Rows, at: int) -> None:
 
 def _count_opens(process: Process, rows: _Rows, at: int) -> None:
     before = rows.end <= at
-    closed = rows.kind == Kind.CLOSE
-    opened = (rows.kind == Kind.OPEN) & (rows.failed == 0)
+    closed = rows.block.kind == Kind.CLOSE
+    opened = (rows.block.kind == Kind.OPEN) & (rows.block.failed == 0)
     for sign, some in ((1, opened), (-1, closed)):
-        numbers, counts = np.unique(rows.file[before & some], return_counts=True)
+        numbers, counts = np.unique(rows.block.file[before & some], return_counts=True)
         for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
             key = rows.key(number)
             process.opens[key] = process.opens.get(key, 0) + sign * count
-    process.closed_later.update(map(rows.key, np.unique(rows.file[closed & ~before]).tolist()))
+    process.closed_later.update(
+        map(rows.key, np.unique(rows.block.file[closed & ~before]).tolist())
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -154,13 +155,13 @@ def _content(
         document,
         [
             of_objects("ranks", ranks, _RANK),
-            _table(
+            _of_json(
                 "missing_ranks",
+                [{"job": job.job, "rank": r} for job in analysis.jobs for r in job.missing_ranks],
                 {"job": "str", "rank": "int"},
-                [(job.job, rank) for job in analysis.jobs for rank in job.missing_ranks],
             ),
-            _table("rises", _RISE, _rises(analysis, clocks)),
-            _table("phases", _GAIN, [[*one.to_json().values()] for one in analysis.phase_gains]),
+            _of_json("rises", [*_rises(analysis, clocks)], _RISE),
+            _of_json("phases", [one.to_json() for one in analysis.phase_gains], _GAIN),
             of_objects("findings", analysis.findings, _FINDING),
             samples,
         ],
@@ -182,27 +183,22 @@ def _watched(table: Table, total: int, progress: Progress) -> Table:
     return replace(table, batches=batches)
 
 
-def _table(name: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> Table:
-    def batches() -> Iterator[Batch]:
-        if rows:
-            yield [encodable(list(column)) for column in zip(*rows, strict=True)]
-
-    return Table(name, columns, batches)
+def _of_json(name: str, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> Table:
+    """A row an object, with those of its values that are `columns`."""
+    values = {key: (kind, itemgetter(key)) for key, kind in columns.items()}
+    return of_objects(name, encodable(rows), values)
 
 
-def _rises(analysis: MemoryAnalysis, clocks: Clocks) -> list[tuple[Any, ...]]:
+def _rises(analysis: MemoryAnalysis, clocks: Clocks) -> Iterator[dict[str, Any]]:
     """As `Rise.to_json`, with times as numbers of aligned ns."""
-    rows = []
     for rise in analysis.rises:
         shift = shift_ns(clocks, rise.job, ranks_of(rise))
         earliest, latest, end = (at + shift for at in (*rise.onset, rise.end_ns))
-        fields = rise.to_json() | {
+        yield rise.to_json() | {
             "onset_earliest_ns": earliest,
             "onset_latest_ns": latest,
             "end_ns": end,
         }
-        rows.append(tuple(fields[name] for name in _RISE))
-    return rows
 
 
 # -- JSON lines ----------------------------------------------------------------------------------

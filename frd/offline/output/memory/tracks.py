@@ -18,14 +18,13 @@ from frd.offline.memory.feed import Lane, by_rank
 from frd.offline.memory.telemetry import ALLOCATED, RESERVED, USED
 from frd.offline.output.memory.alignment import ClockOffset, clocks_of, ranks_of, shift_ns
 from frd.offline.output.memory.thinning import changes, extremes
-from frd.perfetto.lanes import lanes
-from frd.perfetto.writer import BEGIN, TraceWriter
+from frd.perfetto.texts import finding_slice, rank_title
+from frd.perfetto.writer import BEGIN, Slice, TraceWriter
 
 MAX_POINTS: Final = 2_000_000
 """Of all counters together; about 60 MB."""
 _MOST, _LEAST = 50_000, 100
 """Points of one counter, at most, and at least if it has so many."""
-_MAX_LANES: Final = 32
 _COUNTERS: Final = ((USED, "device used"), (RESERVED, "reserved"), (ALLOCATED, "allocated"))
 _OF_HOST: Final = ((USED, "host used"), (ALLOCATED, "host used"))
 _ABOVE: Final = -8
@@ -116,18 +115,8 @@ class _Memory:
             return
         track = self._writer.track("memory findings", order=0)
         for finding in self._analysis.findings:
-            suspects = [s.rank for s in finding.suspects]
-            self._writer.event(
-                BEGIN,
-                finding.opened_at + shift_ns(self._clocks, finding.job, suspects),
-                track,
-                name=finding.summary,
-                category="finding",
-                texts={
-                    "evidence": "; ".join(f"rank {s.rank}: {s.evidence}" for s in finding.suspects),
-                    "victims": fold_ranks(finding.victims),
-                },
-            )
+            shift = shift_ns(self._clocks, finding.job, [s.rank for s in finding.suspects])
+            self._writer.event(BEGIN, finding.opened_at + shift, track, finding_slice(finding))
 
     def add_rank(
         self, job: MemoryJob, rank: int, lanes: list[Lane], parent: int | None, order: int
@@ -136,9 +125,7 @@ class _Memory:
         if parent is None:
             is_suspect = (job.job, rank) in self._suspects
             name = f"{job.job}: " if self._several else ""
-            name += f"rank {rank}"
-            name += f" on {host}" if (host := lanes[0].stream.host) else ""
-            name += " (first cause)" if is_suspect else ""
+            name += rank_title(rank, lanes[0].stream.host, is_cause=is_suspect)
             place = 1 + rank if is_suspect else order
             parent = self._writer.track(name, order=place, ordered=True)
         rises = [one for one in self._analysis.rises if one.job == job.job and rank in one.ranks]
@@ -177,32 +164,31 @@ class _Memory:
         begin = np.array([one.onset[0] for one in rises], np.int64) + shift
         end = np.maximum(np.array([one.end_ns for one in rises], np.int64) + shift, begin + 1)
         order = np.argsort(begin, kind="stable")
-        lane = lanes(begin[order], end[order], _MAX_LANES)
-        place = _ABOVE if parent else 0
-        tracks = self._writer.tracks(lane, "memory rises", parent=parent, order=place)
-        columns = (order, begin[order], end[order], lane)
-        for at, first_ns, last_ns, number in zip(*(c.tolist() for c in columns), strict=True):
-            if number < 0:
-                continue
-            one = rises[at]
-            self._writer.event(
-                BEGIN,
-                first_ns,
-                tracks[number],
-                name=one.text,
-                category="alarming rise" if one.alarming else "rise",
-                numbers={
-                    "bytes": one.bytes,
-                    "peak_bytes": one.peak_bytes,
-                    "onset_within_ns": one.onset[1] - one.onset[0],
-                },
-                texts={
-                    "ranks": fold_ranks(sorted(one.ranks)),
-                    "whose": one.attribution.value,
-                    "phase": one.phase.text,
-                },
-            )
-            self._writer.end(last_ns, tracks[number])
+        self._writer.slices(
+            "memory rises",
+            begin[order],
+            end[order],
+            (_slice(rises[at]) for at in order.tolist()),
+            order=_ABOVE if parent else 0,
+            parent=parent,
+        )
+
+
+def _slice(one: Rise) -> Slice:
+    return Slice(
+        one.text,
+        "alarming rise" if one.alarming else "rise",
+        numbers={
+            "bytes": one.bytes,
+            "peak_bytes": one.peak_bytes,
+            "onset_within_ns": one.onset[1] - one.onset[0],
+        },
+        texts={
+            "ranks": fold_ranks(sorted(one.ranks)),
+            "whose": one.attribution.value,
+            "phase": one.phase.text,
+        },
+    )
 
 
 def _title(name: str, lane: Lane, lanes: list[Lane]) -> str:

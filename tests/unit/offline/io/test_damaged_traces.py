@@ -51,7 +51,7 @@ def test_an_empty_file_is_a_lost_trace(tmp_path: Path, lines: list[str]) -> None
     for name in ("b.pfw", "c.pfw.gz"):
         (tmp_path / name).touch()
     io = load_traces([tmp_path])
-    assert [trace.problem[:7] for trace in io.traces] == ["", "0 bytes", "0 bytes"]
+    assert [problem[:7] for problem in io.traces.values()] == ["", "0 bytes", "0 bytes"]
     assert len([w for w in io.warnings if "the trace is lost" in w]) == 2
 
 
@@ -76,7 +76,7 @@ def test_damage_within_a_member_ends_a_file_only(tmp_path: Path, lines: list[str
     path.write_bytes(data)
     write_trace(tmp_path / "b.pfw", list(Writer("v2.2", 8).lines(training(4))))
     io = load_traces([tmp_path])
-    assert next(t.events for t in io.traces if t.path == path) > 0
+    assert sum(one.events for one in io.facts if one.piece.file.path == path) > 0
     assert any("a.pfw.gz: damaged gzip" in warning for warning in io.warnings)
     assert len(io.ranks) == 2
 
@@ -143,7 +143,7 @@ def test_the_plain_file_of_an_interrupted_gzip_counts(tmp_path: Path, lines: lis
     write_trace(tmp_path / "t.pfw", lines)
     write_trace(tmp_path / "t.pfw.gz", lines[:9])
     io = load_traces([tmp_path])
-    assert [trace.path.name for trace in io.traces] == ["t.pfw"]
+    assert [path.name for path in io.traces] == ["t.pfw"]
     assert any("t.pfw.gz: the same trace is there unpacked" in w for w in io.warnings)
 
 
@@ -152,7 +152,7 @@ def test_an_empty_file_gives_way_to_the_packed_one(tmp_path: Path, lines: list[s
     (tmp_path / "t.pfw").touch()
     write_trace(tmp_path / "t.pfw.gz", lines)
     io = load_traces([tmp_path])
-    assert [trace.path.name for trace in io.traces] == ["t.pfw.gz"]
+    assert [path.name for path in io.traces] == ["t.pfw.gz"]
     assert list(io.warnings) == [f"{tmp_path}/t.pfw: 0 bytes, and t.pfw.gz is not empty: left out"]
 
 
@@ -163,7 +163,7 @@ def test_a_file_with_several_names_is_counted_once(tmp_path: Path, lines: list[s
     (tmp_path / "latest.pfw").symlink_to(path)
     (tmp_path / "z.pfw").hardlink_to(path)
     io = load_traces([tmp_path, path])
-    assert [trace.path for trace in io.traces] == [path]
+    assert [*io.traces] == [path]
     assert io.events == load_traces([path]).events
     assert list(io.warnings) == [
         f"{tmp_path}/{name}: the same file as {path}: counted once"

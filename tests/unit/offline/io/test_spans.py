@@ -60,7 +60,9 @@ def test_a_trace_of_many_processes_is_read_once(merged: Path, read: list[Path]) 
     """One file with many ranks, and processes without one: all spans by one reading."""
     io = load_traces([merged])
     read.clear()
-    found = Counter((one.rank, one.pid, value) for one in spans_of(io) for value in one.nbytes)
+    found = Counter(
+        (one.rank, one.pid, value) for one in spans_of(io) for value in one.block.nbytes
+    )
     assert read == [merged]
     assert found == {(pid - 100 if pid < 110 else None, pid, pid): 20 for pid in PIDS}
 

@@ -158,6 +158,9 @@ STARVED: dict[str, tuple[Sequence[Call], Children, str, str]] = {
     "silent after an open": (
         [opened(3_000)], [], "likely", "the last call of pid 102 that ended is open64 of it",
     ),
+    "silent after a seek": (
+        [opened(100), Call("lseek", 3_000, 5, file=DATA)], [], "likely", "ended is lseek of it",
+    ),
     "silent while a child is silent after an open": (
         [forward(3_000, 9_000)], [[opened(9_500)]], "likely", "its child pid 202 that ended",
     ),
@@ -201,6 +204,9 @@ REFUTED: dict[str, tuple[Sequence[Call], Children]] = {
     "the rank was reading until lately": ([opened(3_000), read(59 * S, 59 * S + 9_000)], []),
     "the last call was a write to a log": (
         [opened(100, LOG), Call("write", 3_000, 5, file=LOG, ret=9)], [],
+    ),
+    "the last call was none that a read follows": (
+        [opened(100), Call("ftruncate", 3_000, 5, file=DATA)], [],
     ),
     "the file is closed": ([opened(100), Call("close", 3_000, 5, file=DATA)], []),
     "two children have different files open": (

@@ -74,7 +74,7 @@ def test_a_hang() -> None:
     )
     top, suspected, missing, waiting, group = tracks(of, drawn)
     assert (top.name, top.parent, top.slices) == ("finding", "", {"it hangs": (15, None)})
-    assert top.texts == {"summary": "it hangs", "suspects": "2", "victims": "0-1"}
+    assert top.texts == {"evidence": "rank 2: evidence", "victims": "0-1"}
     assert (suspected.name, waiting.name) == ("rank 2 on node2 (first cause)", "rank 0 on node0")
     assert (missing.name, missing.parent) == ("not joined", suspected.name)
     assert missing.slices == {"not joined: all_reduce #7 on dp": (10, None)}
