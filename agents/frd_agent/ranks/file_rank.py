@@ -27,6 +27,7 @@ from frd_agent.ranks.dump_files import DumpFile, DumpFiles
 from frd_agent.ranks.rank import Rank, RankContext
 from frd_agent.ranks.roster import Roster
 from frd_agent.recorder.naming import Naming
+from frd_agent.recorder.recorders import KeptDump
 from frd_agent.recorder.rows import channel_columns, columns
 from frd_agent.recorder.transitions import RecorderTracker
 
@@ -38,6 +39,10 @@ log = logging.getLogger(__name__)
 
 
 class FileRank:
+    process: None = None
+    """No agent has seen it."""
+    log: None = None
+
     def __init__(
         self, rank: int, key: AttemptKey, node: str, boot_id: str, shared: RankContext
     ) -> None:
@@ -82,6 +87,13 @@ class FileRank:
                 as_of_ns=NodeRawNs(tracker.taken_at_ns),
             )
         )
+
+    async def ask(self, timeout_s: float) -> list[KeptDump]:
+        """As `Rank.ask`: only its files show more."""
+        raise DumpError(f"{self}: gone, and it left no dump")
+
+    def kept(self) -> list[KeptDump]:
+        return []
 
     def in_flight(self) -> EntryColumns | None:
         rows = [row for tracker in self._trackers.values() for row in tracker.open.rows()]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from frd.errors import DumpError
 from frd.forms import exit_text
 from frd.model import NodeRawNs, RankState, RankStatus, Stage
 from frd_agent import tap
@@ -22,6 +23,8 @@ from frd_agent.ranks.rank import Rank, RankContext
 from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.stacks.outside import StackText, from_outside
 from frd_agent.ranks.tap_files import ExitRecord, TapIdentity
+from frd_agent.recorder.naming import Naming
+from frd_agent.recorder.recorders import KeptDump
 
 ENDED: Final = "ended before it had a process group"
 _WRITES_S: Final = 5 * tap.STAGE_EVERY_S
@@ -42,7 +45,8 @@ class FormingRank:
         self._shared = shared
         attempt = shared.dictionary.forming_attempt(claim.attempt, claim.world_size, claim.run)
         address, stderr = shared.addresses.of(self.process, claim)
-        self.info = replace(claim.info, address=address)
+        self.key, self.info = claim.attempt, replace(claim.info, address=address)
+        self.naming = Naming(shared.dictionary, attempt)
         self.log = Log(self.process, stderr, shared.addresses.configured(claim))
         self.number = shared.dictionary.rank(attempt, self.info)
         self.reports = shared.reports(attempt)
@@ -55,8 +59,7 @@ class FormingRank:
         self._since_ns = shared.time.until(claim.started_at_ns)
 
     def __str__(self) -> str:
-        key = self.identity.attempt
-        return f"rank {self.identity.rank} of {key.job} attempt {key.attempt}"
+        return str(self.identity)
 
     @property
     def pid(self) -> int | None:
@@ -125,6 +128,13 @@ class FormingRank:
 
     def forget(self) -> None:
         self.reports.forget(self.number)
+
+    async def ask(self, timeout_s: float) -> list[KeptDump]:
+        """As `Rank.ask`."""
+        raise DumpError(f"{self}: it has no process group yet")
+
+    def kept(self) -> list[KeptDump]:
+        return []
 
     async def read_stack(self, handler_timeout_s: float, py_spy_timeout_s: float) -> StackText:
         """As `StackReader.read`; it has no socket."""

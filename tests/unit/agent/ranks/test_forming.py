@@ -410,9 +410,9 @@ async def test_requests_about_a_forming_rank(node: Node, monkeypatch: pytest.Mon
         parts[part.part] = part
 
     request = Request(1, (0,), dump=True, stacks=True, timeout_s=5.0, waits=True)
-    await answer(forming, request, [], send, others=set())
+    await answer(forming, request, send, [], others=set())
     inspector = Inspector(node.common.stats)
-    await answer_waits(forming, request, inspector, [forming], send)
+    await answer_waits(forming, request, send, inspector, [forming])
     inspector.stop()
     assert parts[Part.DUMP].error.endswith("it has no process group yet")
     assert json.loads(parts[Part.IDENTITY].data)["rank"] == 1
