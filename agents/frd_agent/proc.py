@@ -1,4 +1,7 @@
-"""Reads /proc: the state of a process, and the tree of processes."""
+"""Reads /proc: the state of a process, and the tree of processes.
+
+No other module opens a file of /proc for a single look (`read_file`, `content`, `link`).
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from frd.model import NodeNs
 from frd_agent import tap
 
 PROC: Final = Path("/proc")
+_MAX_STATUS: Final = 64 * 1024
 _LATELY_S: Final = 0.5
 _PEERCRED: Final = struct.Struct("3i")
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
@@ -51,6 +55,47 @@ class Stat(NamedTuple):
         return Vital.STOPPED if self.state in "Tt" else Vital.RUNNING
 
 
+def read_file(path: str | Path, most: int = 4096) -> bytes:
+    """The whole file, which is small; at most about `most` bytes.
+
+    Raises:
+        OSError: as `open`.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = [os.read(fd, most)]
+        while parts[-1] and (size := sum(map(len, parts))) < most:
+            parts.append(os.read(fd, most - size))
+    finally:
+        os.close(fd)
+    return b"".join(parts)
+
+
+def content(path: str | Path, most: int = 4096) -> bytes:
+    """As `read_file`; empty if this process may not read it, or it is not there."""
+    with contextlib.suppress(OSError):
+        return read_file(path, most)
+    return b""
+
+
+def link(pid: int | str, name: str, proc: Path = PROC) -> str:
+    """Target of a link of the process, such as ``fd/7`` or ``cwd``; empty if it cannot be read."""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"{proc}/{pid}/{name}")
+    return ""
+
+
+def inode_of(link: str) -> int:
+    """Of ``socket:[77]`` or ``pid:[77]``; 0 if it is something else."""
+    inode = link.rpartition("[")[2].rstrip("]")
+    return int(inode) if inode.isdecimal() else 0
+
+
+def namespace_of(pid: int | str, kind: str, proc: Path = PROC) -> int:
+    """The inode of its namespace of that kind, such as ``net``; 0 if we may not see it."""
+    return inode_of(link(pid, f"ns/{kind}", proc))
+
+
 def read_stat(pid: int, proc: Path = PROC) -> Stat | None:
     """None when there is no such process (or none that we may see).
 
@@ -58,8 +103,7 @@ def read_stat(pid: int, proc: Path = PROC) -> Stat | None:
         OSError: this process is short of descriptors or memory; nothing follows for the other.
     """
     try:
-        with open(f"{proc}/{pid}/stat", "rb", buffering=0) as file:
-            raw = file.read()
+        raw = read_file(f"{proc}/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     # The command's name is in parentheses and may itself contain spaces and parentheses.
@@ -148,8 +192,8 @@ def number_here(pid: int, start_ticks: int, namespace: int) -> int:
         return 0
     found = []
     for other, stat in _all_lately().items():
-        if stat.start_ticks == start_ticks and _innermost_number(other) == pid:
-            its = _namespace_of(other)
+        if stat.start_ticks == start_ticks and inner_pid(other) == pid:
+            its = namespace_of(other, "pid")
             if its != own and namespace in (0, its or namespace):
                 found.append(other)
     return found[0] if len(found) == 1 else 0
@@ -167,23 +211,17 @@ def _all_lately() -> Mapping[int, Stat]:
     return _lately[1]
 
 
-def _innermost_number(pid: int) -> int:
-    return int((status_line(pid, "NSpid") or ["0"])[-1])
-
-
-def _namespace_of(pid: int) -> int:
-    """0 if we may not see it."""
-    with contextlib.suppress(OSError):
-        return (PROC / str(pid) / "ns/pid").stat().st_ino
-    return 0
+def inner_pid(pid: int, proc: Path = PROC) -> int:
+    """The number of a process in its own namespace; 0 if it is not shown."""
+    return int((status_line(pid, "NSpid", proc) or ["0"])[-1])
 
 
 def status_line(pid: int | str, name: str, proc: Path = PROC) -> list[str]:
     """The words of a line of /proc/<pid>/status, such as ``Uid``; empty if it is not shown."""
-    with contextlib.suppress(OSError):
-        for line in (proc / str(pid) / "status").read_text("ascii", "replace").splitlines():
-            if line.startswith(f"{name}:"):
-                return line.split()[1:]
+    raw = content(f"{proc}/{pid}/status", _MAX_STATUS)
+    for line in raw.decode("ascii", "replace").splitlines():
+        if line.startswith(f"{name}:"):
+            return line.split()[1:]
     return []
 
 
@@ -208,9 +246,7 @@ def capabilities(pid: int | str, which: str, proc: Path = PROC) -> int:
 
 def ptrace_scope(proc: Path = PROC) -> int:
     """Yama's restriction of which processes may read others; 0 on a kernel without it."""
-    with contextlib.suppress(OSError, ValueError):
-        return int((proc / "sys/kernel/yama/ptrace_scope").read_text("ascii"))
-    return 0
+    return int(content(proc / "sys/kernel/yama/ptrace_scope") or 0)
 
 
 def has_tap(pid: int) -> bool:

@@ -19,8 +19,7 @@ from typing import Final
 from frd.model import Address
 from frd_agent.addresses.blanked import blanked
 from frd_agent.inspection.reading.memory import Helper, NotInTime
-from frd_agent.inspection.reading.threads import read_file
-from frd_agent.proc import PROC, status_line
+from frd_agent.proc import PROC, content, link, namespace_of, status_line
 from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.tap_files import TapIdentity
 from frd_agent.untrusted_files import opened, read_up_to
@@ -113,12 +112,12 @@ def _read(pid: int, node: str, at: Path) -> tuple[Address, Stderr]:
         LookupError: the process is gone.
     """
     uid, gid = (int(status_line(pid, name, at.parent)[1]) for name in ("Uid", "Gid"))
-    line = _bytes(at / "cmdline", _COMMAND_BYTES)
+    line = content(at / "cmdline", _COMMAND_BYTES)
     words = os.fsdecode(line).rstrip("\0").split("\0")
     if len(line) == _COMMAND_BYTES:  # what is cut may be half of a secret
         words.pop()
-    variables = _variables(_bytes(at / "environ", _ENVIRONMENT_BYTES))
-    containers = _CONTAINER.findall(_bytes(at / "cgroup", _COMMAND_BYTES))
+    variables = _variables(content(at / "environ", _ENVIRONMENT_BYTES))
+    containers = _CONTAINER.findall(content(at / "cgroup", _COMMAND_BYTES))
     pod = variables.get(b"POD_NAME", "")
     if not pod and b"KUBERNETES_SERVICE_HOST" in variables:
         pod = variables.get(b"HOSTNAME", "")
@@ -137,20 +136,10 @@ def _read(pid: int, node: str, at: Path) -> tuple[Address, Stderr]:
 
 def _stderr(at: Path, uid: int, gid: int) -> Stderr:
     """Looks at no file: its file system may not answer."""
-    link, has_path = "", False
-    found = re.search(rb"^ino:\s*(\d+)$", _bytes(at / "fdinfo/2", _COMMAND_BYTES), re.MULTILINE)
-    with suppress(OSError):
-        link = os.readlink(at / "fd/2")
-        mounts = (os.readlink(one / "ns/mnt") for one in (at, at.parent / "self"))
-        has_path = found is not None or len(set(mounts)) == 1
-    return Stderr(uid, gid, link, int(found[1]) if found else 0, has_path)
-
-
-def _bytes(path: Path, most: int) -> bytes:
-    """Empty if this process may not read it."""
-    with suppress(OSError):
-        return read_file(str(path), most)
-    return b""
+    found = re.search(rb"^ino:\s*(\d+)$", content(at / "fdinfo/2", _COMMAND_BYTES), re.MULTILINE)
+    mounts = {namespace_of(one, "mnt", at.parent) for one in (at.name, "self")}
+    inode, has_path = int(found[1]) if found else 0, found is not None or len(mounts) == 1
+    return Stderr(uid, gid, link(at.name, "fd/2", at.parent), inode, has_path)
 
 
 def _variables(environment: bytes) -> dict[bytes, str]:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from frd_agent.inspection.reading.files import (
+    Descriptors,
+    End,
     Mount,
     OpenFile,
-    link,
     mount_of,
     open_file,
     read_mounts,
@@ -44,9 +45,8 @@ from frd_agent.inspection.reading.memory import (
     read_selected,
     shared_at,
 )
-from frd_agent.inspection.reading.pipes import Descriptors, End
-from frd_agent.inspection.reading.sockets import Peer, Sockets, inode_of
-from frd_agent.inspection.reading.threads import Call, ThreadSample, read_file
+from frd_agent.inspection.reading.sockets import Peer, Sockets
+from frd_agent.inspection.reading.threads import Call, ThreadSample
 from frd_agent.inspection.syscalls import (
     F_OFD_SETLKW,
     FROZEN,
@@ -59,7 +59,7 @@ from frd_agent.inspection.syscalls import (
     is_lock,
     syscall_of,
 )
-from frd_agent.proc import PROC
+from frd_agent.proc import PROC, content, inode_of, link
 
 _AT_FDCWD: Final = -100
 _P_PID: Final = 1
@@ -268,10 +268,7 @@ class Resolver:
 
     def _function(self, pid: int, tid: int) -> bytes:
         """The kernel function that the thread sleeps in; empty if it cannot be read."""
-        try:
-            return read_file(f"{self._proc}/{pid}/task/{tid}/wchan")
-        except OSError:
-            return b""
+        return content(f"{self._proc}/{pid}/task/{tid}/wchan")
 
     def _socket(self, pid: int, file: OpenFile) -> Object:
         inode = inode_of(file.link)

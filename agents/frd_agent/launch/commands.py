@@ -25,6 +25,7 @@ from frd_agent.launch.command_line import brief
 from frd_agent.proc import (
     PROC,
     by_parent,
+    content,
     descendants,
     has_tap,
     is_of,
@@ -39,6 +40,8 @@ _FOLDER: Final = "commands"
 _LIBRARY: Final = b"/libtorch_cpu.so"
 _MAX_COMMANDS: Final = 1024
 _MAX_BYTES: Final = 16 * 1024
+_MAX_WORDS: Final = 4 * 1024 * 1024
+_MAX_MAPS: Final = 16 * 1024 * 1024
 GRACE_S: Final = 15.0
 """A process that has just loaded torch may be about to load the tap."""
 
@@ -124,9 +127,10 @@ def untapped(command: Command, grace_s: float = GRACE_S) -> tuple[set[int], list
     for pid in sorted(pids & stats.keys()):
         if status_line(pid, "Uid") != users:
             continue
-        words, parent = _text(pid, "cmdline"), stats[pid].parent
-        is_forked = parent in pids and words == _text(parent, "cmdline")
-        if not words or is_forked or _LIBRARY not in _text(pid, "maps") or has_tap(pid):
+        words, parent = _command_line(pid), stats[pid].parent
+        is_forked = parent in pids and words == _command_line(parent)
+        maps = b"" if not words or is_forked else content(PROC / str(pid) / "maps", _MAX_MAPS)
+        if _LIBRARY not in maps or has_tap(pid):
             continue
         text = brief(words.decode("utf-8", "replace").rstrip("\0").split("\0"))
         if time.time_ns() - started_at(stats[pid]) > grace_s * 1e9:
@@ -134,7 +138,5 @@ def untapped(command: Command, grace_s: float = GRACE_S) -> tuple[set[int], list
     return pids, found
 
 
-def _text(pid: int, name: str) -> bytes:
-    with contextlib.suppress(OSError):
-        return (PROC / str(pid) / name).read_bytes()
-    return b""
+def _command_line(pid: int) -> bytes:
+    return content(PROC / str(pid) / "cmdline", _MAX_WORDS)

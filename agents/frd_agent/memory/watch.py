@@ -15,14 +15,16 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from frd.model import SeriesInfo
+from frd_agent import tap
 from frd_agent.memory.gpu.devices import HANGS_S, Devices
-from frd_agent.memory.gpu.gpus import Gpus, PidSpace
+from frd_agent.memory.gpu.gpus import Gpus
 from frd_agent.memory.gpu.nvml import DeviceReading, Nvml
 from frd_agent.memory.host.node_memory import NodeMemory
 from frd_agent.memory.host.processes import ProcessMemory
 from frd_agent.memory.sampler import Sampler
 from frd_agent.memory.target import Sink, Target
 from frd_agent.node_time import NodeTime
+from frd_agent.proc import PROC
 
 _IDLE_S: Final = 1.0
 _BUSY_S: Final = 10.0
@@ -54,7 +56,7 @@ class MemoryWatch:
         self._samples = samples
         self._hz = hz
         self._wake = wake
-        self._gpus = Gpus(PidSpace())
+        self._gpus = Gpus(PROC if tap.pid_namespace() == tap.FIRST_PID_NAMESPACE else None)
         self._devices = Devices(Nvml())
         node = NodeMemory(ProcessMemory())
         self._sampler = Sampler(samples, node, self._gpus, self._devices, node_time)

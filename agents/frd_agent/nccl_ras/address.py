@@ -11,7 +11,6 @@ hold for ever: call `place_of` on an `inspection.reading.memory.Helper`.
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,7 @@ from typing import Final
 
 from frd.address import join_address, split_address
 from frd.errors import ConfigError, ServiceUnavailable
-from frd_agent.inspection.reading.threads import read_file
-from frd_agent.proc import PROC
+from frd_agent.proc import PROC, content, namespace_of
 
 DEFAULT: Final = "localhost:28028"
 _ADDRESS: Final = b"NCCL_RAS_ADDR"
@@ -48,10 +46,12 @@ def place_of(pid: int | None, proc: Path = PROC) -> Place:
     Raises:
         ServiceUnavailable: nowhere, or not where the agent connects; the message says why.
     """
-    variables = {} if pid is None else _environment(pid, proc)
+    environment = b"" if pid is None else content(f"{proc}/{pid}/environ", _MAX_BYTES)
+    variables = dict(line.split(b"=", 1) for line in environment.split(b"\0") if b"=" in line)
     if variables.get(_SWITCH, b"").strip() == b"0":
         raise ServiceUnavailable("NCCL RAS: NCCL_RAS_ENABLE=0 switches it off")
-    if pid is not None and not _shares_network(pid, proc):
+    networks = {namespace_of(one, "net", proc) for one in (pid or "self", "self")}
+    if len(networks - {0}) > 1:  # 0: the agent has no right to know
         raise ServiceUnavailable(
             "NCCL RAS: the rank is in another network namespace: run the agent in that of its pod"
         )
@@ -70,24 +70,6 @@ def is_here(host: str) -> bool:
     except ValueError:
         return False
     return address.is_loopback or _is_own(str(address), address.version)
-
-
-def _environment(pid: int, proc: Path) -> dict[bytes, bytes]:
-    """As the process got it; empty if it cannot be read."""
-    try:
-        raw = read_file(f"{proc}/{pid}/environ", _MAX_BYTES)
-    except OSError:
-        return {}
-    pairs = (line.partition(b"=") for line in raw.split(b"\0"))
-    return {name: value for name, _, value in pairs if name in (_ADDRESS, _SWITCH)}
-
-
-def _shares_network(pid: int, proc: Path) -> bool:
-    """True, too, if the agent has no right to know."""
-    try:
-        return os.readlink(f"{proc}/{pid}/ns/net") == os.readlink(f"{proc}/self/ns/net")
-    except OSError:
-        return True
 
 
 def _local(host: str) -> str:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from frd_agent.inspection.reading.files import Mount, links, open_file, read_mounts
-from frd_agent.inspection.reading.threads import read_file, read_thread
-from frd_agent.proc import PROC
+from frd_agent.inspection.reading.threads import read_thread
+from frd_agent.proc import PROC, content
 
 _MAX_LOCKS: Final = 4 * 1024 * 1024
 _MAX_HELD: Final = 32
@@ -56,10 +56,7 @@ class LockRow:
 
 
 def read_locks(proc: Path = PROC) -> tuple[LockRow, ...]:
-    try:
-        text = read_file(f"{proc}/locks", _MAX_LOCKS).decode("ascii", "replace")
-    except OSError:
-        return ()
+    text = content(f"{proc}/locks", _MAX_LOCKS).decode("ascii", "replace")
     return tuple(row for line in text.splitlines() if (row := parse_lock(line)) is not None)
 
 
@@ -186,20 +183,12 @@ def _blocking(rows: Iterable[LockRow], lock: FileLock, pid: int) -> LockRow | No
 
 
 def _holds(pid: int, found: Mapping[int, str], path: str, blocking: LockRow, proc: Path) -> bool:
-    return any(
-        target == path and _shows_lock(pid, fd, blocking, proc) for fd, target in found.items()
-    )
-
-
-def _shows_lock(pid: int, fd: int, blocking: LockRow, proc: Path) -> bool:
-    return any(row.is_like(blocking) for row in _locks_of(pid, fd, proc))
+    fds = [fd for fd, target in found.items() if target == path]
+    return any(row.is_like(blocking) for fd in fds for row in _locks_of(pid, fd, proc))
 
 
 def _locks_of(pid: int, fd: int, proc: Path) -> list[LockRow]:
     """The locks that a descriptor shows as held."""
-    try:
-        lines = read_file(f"{proc}/{pid}/fdinfo/{fd}").decode("ascii", "replace").splitlines()
-    except OSError:
-        return []
+    lines = content(f"{proc}/{pid}/fdinfo/{fd}").decode("ascii", "replace").splitlines()
     rows = [parse_lock(line.removeprefix("lock:").strip()) for line in lines if "lock:" in line]
     return [row for row in rows if row is not None and not row.waits]

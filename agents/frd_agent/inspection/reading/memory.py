@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from frd_agent.inspection.reading.threads import read_file
-from frd_agent.proc import PROC
+from frd_agent.proc import PROC, read_file
 
 DEADLINE_S: Final = 0.2
 _MAX_PATH: Final = 4096

@@ -58,12 +58,6 @@ class Peer:
         return self.is_unix and bool(self.address)
 
 
-def inode_of(link: str) -> int:
-    """Of ``socket:[77]`` or ``pipe:[77]``; 0 if it is something else."""
-    inode = link.rpartition("[")[2].rstrip("]")
-    return int(inode) if inode.isdecimal() else 0
-
-
 class Sockets:
     """The tables of the network namespace of one process, each read at most once."""
 

@@ -17,7 +17,6 @@ from frd_agent.inspection.reading.files import (
     printable,
     read_mounts,
 )
-from frd_agent.inspection.reading.threads import read_file
 from frd_agent.proc import PROC
 
 MAX_TRACES: Final = 4
@@ -82,18 +81,6 @@ def refreshed(trace: OpenTrace, proc: Path = PROC) -> OpenTrace | None:
 def open_paths(pid: int, proc: Path = PROC) -> dict[str, int]:
     """The files that the process has open, with a descriptor for each."""
     return {target: fd for fd, target in links(pid, proc).items() if target.startswith("/")}
-
-
-def inner_pid(pid: int, proc: Path = PROC) -> int:
-    """The number of a process in its own namespace, which is the one that it writes."""
-    try:
-        status = read_file(f"{proc}/{pid}/status")
-    except OSError:
-        return pid
-    for line in status.splitlines():
-        if line.startswith(b"NSpid:"):
-            return int(line.split()[-1])
-    return pid
 
 
 def named(path: str) -> str:

@@ -29,7 +29,6 @@ from frd_agent.inspection.traces.followed import Followed, Traces
 from frd_agent.inspection.traces.history import LastCall, Names, end_ns
 from frd_agent.inspection.traces.open_traces import (
     OpenTrace,
-    inner_pid,
     named,
     open_paths,
     open_traces,
@@ -37,7 +36,7 @@ from frd_agent.inspection.traces.open_traces import (
 )
 from frd_agent.inspection.traces.tail import Buffering
 from frd_agent.inspection.tracking import ENOUGH, Wait
-from frd_agent.proc import PROC
+from frd_agent.proc import PROC, inner_pid
 
 SEARCH_NS: Final = 10_000_000_000
 """How often the descriptors of a process are searched for traces."""
@@ -129,12 +128,12 @@ class Witness:
         """Of a trace that the process writes, else of one of the rank."""
         of_rank = {one.identity for one in self._open[rank_pid]}
         own = [one.identity for one in self._open[pid] if one.identity not in of_rank]
-        inner = inner_pid(pid, self._proc)
+        inner = inner_pid(pid, self._proc) or pid  # the number that it writes
         if pid != rank_pid:
             inherited = [key for key in of_rank if inner in self._followed[key].history.last]
             if mine := own or inherited:
                 return self._latest(pid, mine, inner)
-            inner = inner_pid(rank_pid, self._proc)
+            inner = inner_pid(rank_pid, self._proc) or rank_pid
         return self._latest(rank_pid, of_rank, inner)
 
     def _latest(self, pid: int, traces: Iterable[tuple[str, int]], inner: int) -> _Story | None:

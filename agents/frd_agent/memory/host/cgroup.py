@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 
 from frd_agent.inspection.reading.files import read_mounts
 from frd_agent.memory.host.processes import total_bytes
-from frd_agent.proc import PROC
+from frd_agent.proc import PROC, content
 
 _MAX_BYTES: Final = 64 * 1024
 _LOOK_S: Final = 0.5
@@ -190,9 +190,7 @@ def _below(path: str, root: str) -> str | None:
 
 
 def _lines(path: Path) -> list[str]:
-    with contextlib.suppress(OSError):
-        return path.read_text("utf-8", "surrogateescape").splitlines()
-    return []
+    return content(path, _MAX_BYTES).decode("utf-8", "surrogateescape").splitlines()
 
 
 def _limit(path: Path, machine: int) -> int:

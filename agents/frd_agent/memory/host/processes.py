@@ -18,7 +18,6 @@ with the same pid.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from frd_agent.memory.target import NO_SAMPLE
-from frd_agent.proc import PROC, Stat, by_parent, descendants, read_all
+from frd_agent.proc import PROC, Stat, by_parent, content, descendants, read_all
 
 SCAN_S: Final = 2.0
 """How often children are looked for."""
@@ -97,7 +96,7 @@ class ProcessMemory:
         parent = processes[pid].parent
         if parent in processes and processes[parent].start_stack != processes[pid].start_stack:
             return 0
-        fields = _read(f"{self._proc}/{parent}/statm")
+        fields = content(f"{self._proc}/{parent}/statm")
         return min(_private(_pread(statm)), _private(fields))
 
     def used(self, pid: int) -> int:
@@ -151,13 +150,6 @@ def _pread(fd: int) -> bytes:
         return b""
 
 
-def _read(path: str) -> bytes:
-    """Empty when it cannot be read."""
-    with contextlib.suppress(OSError):
-        return Path(path).read_bytes()
-    return b""
-
-
 def total_bytes(proc: Path = PROC) -> int:
     """Memory of the machine; 0 when unknown."""
-    return _kib(b"\n" + _read(f"{proc}/meminfo"), b"\nMemTotal:") * 1024
+    return _kib(b"\n" + content(f"{proc}/meminfo"), b"\nMemTotal:") * 1024

@@ -7,13 +7,13 @@ only when the stacks of their rank are requested, and at most `MAX_CHILDREN` of 
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from frd.flight.stacks.text import child_header
-from frd_agent.proc import PROC, by_parent, descendants, read_all
+from frd_agent.inspection.reading.threads import comm
+from frd_agent.proc import by_parent, descendants, link, read_all
 from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.stacks.cpu_usage import Meter
 from frd_agent.ranks.stacks.outside import from_outside
@@ -86,10 +86,4 @@ def _python_below(rank: RankProcess, ranks: Collection[int] | None) -> list[_Chi
 
 def _python_name(pid: int) -> str | None:
     """Name of the process as the kernel shows it; None if it does not run Python."""
-    process = PROC / str(pid)
-    try:
-        if not _PYTHON.fullmatch(os.readlink(process / "exe")):
-            return None
-        return (process / "comm").read_text("utf-8", "backslashreplace").strip()
-    except OSError:
-        return None
+    return comm(pid, pid) or None if _PYTHON.fullmatch(link(pid, "exe")) else None

@@ -13,7 +13,7 @@ import pytest
 
 from frd.model import MemoryEventKind, SeriesKind
 from frd_agent.memory.gpu.devices import Devices
-from frd_agent.memory.gpu.gpus import Gpus, PidSpace, owners
+from frd_agent.memory.gpu.gpus import Gpus, owners
 from frd_agent.memory.gpu.nvml import RETRY_S, Look, Nvml
 from frd_agent.memory.target import NO_SAMPLE, Part, Target
 from frd_agent.node_time import raw_now
@@ -310,7 +310,7 @@ def test_an_agent_of_the_host_knows_processes_by_their_number(tmp_path: Path) ->
         (tmp_path / str(pid)).mkdir()
         status = f"Name:\tpython\nPid:\t{pid}\nNSpid:\t{pid}\t12\nNSpgid:\t1\n"
         (tmp_path / str(pid) / "status").write_text(status)
-    space = PidSpace(tmp_path, initial=True)
+    space = tmp_path
     ranks = [
         target(0, 100, 100, uuid(0)),
         target(1, None, 12, uuid(0)),
@@ -325,7 +325,7 @@ def test_an_agent_of_the_host_knows_processes_by_their_number(tmp_path: Path) ->
 
 def test_an_agent_in_a_container_trusts_no_number_alone(tmp_path: Path) -> None:
     """The driver's 100 is the host's, ours is another; device and pid together are the rank's."""
-    space = PidSpace(tmp_path, initial=False)
+    space = None
     here = target(0, 100, 100, uuid(0))
     assert owners(uuid(1), [100, 5], [here], space) == {}
     assert owners(uuid(0), [100, 5], [here], space) == {0: 100}
@@ -351,7 +351,7 @@ def test_devices_become_series_of_the_ranks_that_use_them(driver: Driver, tmp_pa
         (instance, "compute", 102, 4 * GIB),
     ]
     driver.write()
-    gpus = Gpus(PidSpace(tmp_path, initial=True))
+    gpus = Gpus(tmp_path)
     ranks = [
         target(0, 100, 100, uuid(0)),
         target(1, 101, 101),

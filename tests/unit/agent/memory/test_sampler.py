@@ -18,7 +18,7 @@ from frd_agent.counters import Counters
 from frd_agent.memory import allocator, watch
 from frd_agent.memory.allocator import Allocators
 from frd_agent.memory.gpu.devices import Devices
-from frd_agent.memory.gpu.gpus import Gpus, PidSpace
+from frd_agent.memory.gpu.gpus import Gpus
 from frd_agent.memory.gpu.nvml import DeviceReading, Look
 from frd_agent.memory.host.node_memory import NodeMemory
 from frd_agent.memory.host.processes import ProcessMemory, total_bytes
@@ -26,6 +26,7 @@ from frd_agent.memory.sampler import Sampler
 from frd_agent.memory.samples import Samples
 from frd_agent.memory.target import NO_SAMPLE, Target
 from frd_agent.node_time import NodeTime, raw_now
+from frd_agent.proc import PROC
 
 GIB = 1 << 30
 S = 1_000_000_000
@@ -215,7 +216,7 @@ class Node:
         self.series: list[SeriesInfo] = []
         self.samples = Samples(1 << 20, self._number)
         node = NodeMemory(ProcessMemory(), lambda pid: None, machine_bytes=64 * GIB)
-        gpus = Gpus(PidSpace(initial=True))
+        gpus = Gpus(PROC)
         self.time = NodeTime(Counters())
         self.sampler = Sampler(self.samples, node, gpus, cast(Devices, self.driver), self.time)
 
