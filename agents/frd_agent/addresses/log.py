@@ -12,7 +12,7 @@ from typing import Any, Final
 from frd.forms import log_lines
 from frd_agent.addresses import log_tail
 from frd_agent.addresses.read import Stderr, shown
-from frd_agent.proc import PROC
+from frd_agent.proc import path_of
 from frd_agent.ranks.rank_process import RankProcess
 
 WITHIN_S: Final = 2.0
@@ -35,7 +35,7 @@ class Log:
             return no_log("the agent has not seen its process")
         files = [(self.configured, 0, False)] if self.configured else []
         if seen.path and (pid := self.process.readable) is not None:
-            files.append((f"{PROC}/{pid}/fd/2", seen.inode, True))
+            files.append((path_of(f"{pid}/fd/2"), seen.inode, True))
         if seen.path and seen.has_path:
             files.append((seen.path, seen.inode, False))
         if not files:

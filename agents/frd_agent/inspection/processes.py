@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Final, TypeAlias
 
 from frd.model import Holder
 from frd_agent.inspection.reading.locks import NodeLocks
 from frd_agent.inspection.reading.threads import comm
-from frd_agent.proc import PROC, Stat, by_parent, descendants, read_all
+from frd_agent.proc import Stat, by_parent, descendants, read_all
 
 SCAN_S: Final = 2.0
 _SCAN_SHARE: Final = 1 / 400
@@ -26,9 +25,8 @@ RankOf: TypeAlias = Mapping[int, int | None]
 class Processes:
     """Lives on one thread."""
 
-    def __init__(self, proc: Path = PROC) -> None:
-        self._proc = proc
-        self.locks = NodeLocks(proc)
+    def __init__(self) -> None:
+        self.locks = NodeLocks()
         """As of the last `look`."""
         self._stats: dict[int, Stat] = {}
         self._children: dict[int, list[int]] = {}
@@ -41,7 +39,7 @@ class Processes:
             return
         began = time.thread_time()
         try:
-            self._stats = read_all(self._proc)
+            self._stats = read_all()
         except OSError:
             return  # short of descriptors: the tree as it was
         self._children = by_parent(self._stats)
@@ -71,4 +69,4 @@ class Processes:
     def holder(self, pid: int, rank_of: RankOf) -> Holder:
         """A process, with the rank that it or a parent of it is."""
         ranks = [rank_of[one] for one in (pid, *self.above(pid)) if one in rank_of]
-        return Holder(pid, ranks[0] if ranks else None, comm(pid, pid, self._proc))
+        return Holder(pid, ranks[0] if ranks else None, comm(pid, pid))

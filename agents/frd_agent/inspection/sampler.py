@@ -6,7 +6,6 @@ Knows no time and no thread: `inspector` calls it once a second.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Final
 
 from frd.model import Holder, NodeRawNs
@@ -28,7 +27,6 @@ from frd_agent.inspection.traces.followed import Traces
 from frd_agent.inspection.traces.witness import Witness
 from frd_agent.inspection.tracking import Tracker, Wait
 from frd_agent.inspection.wait_chain import waits_for
-from frd_agent.proc import PROC
 from frd_agent.ranks.rank_process import RankProcess
 
 _MAX_HOLDERS: Final = 8
@@ -44,14 +42,12 @@ class RankSampler:
         processes: Processes,
         helper: Helper,
         traces: Traces,
-        proc: Path = PROC,
     ) -> None:
         self._pid = process.pid or 0
         self._may_read = process.may_read
-        self._witness = Witness(traces, proc)
+        self._witness = Witness(traces)
         self._processes = processes
         self._helper = helper
-        self._proc = proc
         self._tracker = Tracker()
         self._outside: tuple[int, ...] = ()
         self._locked: set[HeldLock] = set()
@@ -65,11 +61,10 @@ class RankSampler:
             [pid for pid in family if self._may_read(pid)],
             lambda: [pid for pid in self._nearest(family, rank_of) if self._may_read(pid)],
             self._helper,
-            self._proc,
         )
         views = {}
         for pid in inspected:
-            sample = read_process(pid, self._proc) if self._may_read(pid) else None
+            sample = read_process(pid) if self._may_read(pid) else None
             if sample is not None:
                 view = self._view(sample, resolver, now_ns)
                 if self._may_read(pid):  # it was the same process all the time
@@ -91,19 +86,19 @@ class RankSampler:
             self._who(held, rank_of),
             frozenset(self._processes.above(self._pid)),
             tuple(locked),
-            missing_right(self._pid, self._proc) if is_denied else "",
+            missing_right(self._pid) if is_denied else "",
         )
         return self._witness.add(waits_for(whole), whole, now_ns)
 
     def _view(self, sample: ProcessSample, resolver: Resolver, now_ns: NodeRawNs) -> ProcessView:
         waits = [self._wait(sample.pid, thread, resolver, now_ns) for thread in sample.threads]
-        name = comm(sample.pid, sample.pid, self._proc)
+        name = comm(sample.pid, sample.pid)
         children = tuple(self._processes.children(sample.pid))
         return ProcessView(sample.pid, name, waits[0], tuple(waits[1:]), children)
 
     def _wait(self, pid: int, thread: ThreadSample, resolver: Resolver, now_ns: NodeRawNs) -> Wait:
         def resolve() -> tuple[Target | None, str]:
-            name = comm(pid, thread.tid, self._proc)
+            name = comm(pid, thread.tid)
             call = thread.call
             if call is None or not (thread.tid == pid or has_object(call)):
                 return None, name

@@ -21,7 +21,7 @@ from frd_agent import tap
 from frd_agent.config import Config, load
 from frd_agent.launch.checks import Check, agent_check, may_trace, recorders_check, stacks_check
 from frd_agent.memory.host import cgroup
-from frd_agent.proc import PROC, Vital, capabilities, content, namespace_of, read_all, status_line
+from frd_agent.proc import Vital, capabilities, content, namespace_of, read_all, status_line
 from frd_agent.ranks.process import HIDDEN
 from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.stacks.outside import NoStack, advice, from_py_spy
@@ -59,7 +59,7 @@ def running_agent(run_dir: Path | None) -> tuple[int, Config] | None:
 
 def _options(pid: int) -> list[str] | None:
     """What follows ``frd-agent run`` on its command line; None if it is another program."""
-    line = content(PROC / str(pid) / "cmdline", _MAX_COMMAND)
+    line = content(f"{pid}/cmdline", _MAX_COMMAND)
     words = line.decode("utf-8", "replace").split("\0")
     for at, word in enumerate(words[:4]):
         if os.path.basename(word) in ("frd-agent", "frd_agent") and "run" in words[at + 1 : at + 2]:

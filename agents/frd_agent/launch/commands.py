@@ -23,7 +23,6 @@ from frd.decodable import decodable
 from frd_agent import tap, untrusted_files
 from frd_agent.launch.command_line import brief
 from frd_agent.proc import (
-    PROC,
     by_parent,
     content,
     descendants,
@@ -129,7 +128,7 @@ def untapped(command: Command, grace_s: float = GRACE_S) -> tuple[set[int], list
             continue
         words, parent = _command_line(pid), stats[pid].parent
         is_forked = parent in pids and words == _command_line(parent)
-        maps = b"" if not words or is_forked else content(PROC / str(pid) / "maps", _MAX_MAPS)
+        maps = b"" if not words or is_forked else content(f"{pid}/maps", _MAX_MAPS)
         if _LIBRARY not in maps or has_tap(pid):
             continue
         text = brief(words.decode("utf-8", "replace").rstrip("\0").split("\0"))
@@ -139,4 +138,4 @@ def untapped(command: Command, grace_s: float = GRACE_S) -> tuple[set[int], list
 
 
 def _command_line(pid: int) -> bytes:
-    return content(PROC / str(pid) / "cmdline", _MAX_WORDS)
+    return content(f"{pid}/cmdline", _MAX_WORDS)

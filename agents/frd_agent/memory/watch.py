@@ -24,7 +24,6 @@ from frd_agent.memory.host.processes import ProcessMemory
 from frd_agent.memory.sampler import Sampler
 from frd_agent.memory.target import Sink, Target
 from frd_agent.node_time import NodeTime
-from frd_agent.proc import PROC
 
 _IDLE_S: Final = 1.0
 _BUSY_S: Final = 10.0
@@ -56,7 +55,7 @@ class MemoryWatch:
         self._samples = samples
         self._hz = hz
         self._wake = wake
-        self._gpus = Gpus(PROC if tap.pid_namespace() == tap.FIRST_PID_NAMESPACE else None)
+        self._gpus = Gpus(sees_host=tap.pid_namespace() == tap.FIRST_PID_NAMESPACE)
         self._devices = Devices(Nvml())
         node = NodeMemory(ProcessMemory())
         self._sampler = Sampler(samples, node, self._gpus, self._devices, node_time)

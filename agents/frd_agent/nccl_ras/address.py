@@ -13,12 +13,11 @@ from __future__ import annotations
 import ipaddress
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from frd.address import join_address, split_address
 from frd.errors import ConfigError, ServiceUnavailable
-from frd_agent.proc import PROC, content, namespace_of
+from frd_agent.proc import content, namespace_of
 
 DEFAULT: Final = "localhost:28028"
 _ADDRESS: Final = b"NCCL_RAS_ADDR"
@@ -40,17 +39,17 @@ class Place:
         return join_address(self.host, self.port)
 
 
-def place_of(pid: int | None, proc: Path = PROC) -> Place:
+def place_of(pid: int | None) -> Place:
     """Where RAS listens for the process `pid`; None: a process that /proc does not show.
 
     Raises:
         ServiceUnavailable: nowhere, or not where the agent connects; the message says why.
     """
-    environment = b"" if pid is None else content(f"{proc}/{pid}/environ", _MAX_BYTES)
+    environment = b"" if pid is None else content(f"{pid}/environ", _MAX_BYTES)
     variables = dict(line.split(b"=", 1) for line in environment.split(b"\0") if b"=" in line)
     if variables.get(_SWITCH, b"").strip() == b"0":
         raise ServiceUnavailable("NCCL RAS: NCCL_RAS_ENABLE=0 switches it off")
-    networks = {namespace_of(one, "net", proc) for one in (pid or "self", "self")}
+    networks = {namespace_of(one, "net") for one in (pid or "self", "self")}
     if len(networks - {0}) > 1:  # 0: the agent has no right to know
         raise ServiceUnavailable(
             "NCCL RAS: the rank is in another network namespace: run the agent in that of its pod"

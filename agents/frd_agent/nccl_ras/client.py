@@ -13,7 +13,6 @@ import logging
 import time
 from collections import Counter
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from frd.errors import ServiceUnavailable, WireError
@@ -21,7 +20,6 @@ from frd.wire.ras import encode_ras
 from frd_agent.inspection.reading.memory import Helper, NotInTime
 from frd_agent.nccl_ras.address import Place, is_here, place_of
 from frd_agent.nccl_ras.answer import read_answer
-from frd_agent.proc import PROC
 
 TIMEOUT_S: Final = 6.0
 """Of everything once a question has its turn: connecting, and up to `_TRIES` answers."""
@@ -45,10 +43,9 @@ log = logging.getLogger(__name__)
 class RasClient:
     """One question at a time: its answer may be large."""
 
-    def __init__(self, results: Counter[str], proc: Path = PROC) -> None:
+    def __init__(self, results: Counter[str]) -> None:
         """`results` counts ``answered`` and ``failed`` questions."""
         self._results = results
-        self._proc = proc
         self._turn = asyncio.Lock()
         self._helper = Helper(READ_S, "frd-environ-of")
 
@@ -88,7 +85,7 @@ class RasClient:
     async def _place(self, pid: int | None) -> Place:
         """On the helper's thread. The thread of `to_thread` only waits for it, at most `READ_S`."""
         try:
-            return await asyncio.to_thread(self._helper.run, partial(place_of, pid, self._proc))
+            return await asyncio.to_thread(self._helper.run, partial(place_of, pid))
         except NotInTime:
             raise ServiceUnavailable(
                 f"NCCL RAS: the environment of process {pid}, or of one before it, cannot be read "

@@ -8,15 +8,13 @@ own mount namespace, and so is the table of mounts.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from frd_agent.inspection.reading.memory import Polled, polled
-from frd_agent.proc import PROC, content, link, read_file
+from frd_agent.proc import content, link, names_in, read_file
 
 MAX_FDS: Final = 4096
 """Of one process whose links are read."""
@@ -62,10 +60,10 @@ class OpenFile:
         return "" if self.is_path else self.link.partition(":")[0]
 
 
-def open_file(pid: int, fd: int, mounts: Mapping[int, Mount], proc: Path = PROC) -> OpenFile:
+def open_file(pid: int, fd: int, mounts: Mapping[int, Mount]) -> OpenFile:
     """Nothing but the link is read of an epoll instance: see `read_watched`."""
-    target = link(pid, f"fd/{fd}", proc)
-    info = content(f"{proc}/{pid}/fdinfo/{fd}", _MAX_FDINFO) if target != _EPOLL else b""
+    target = link(pid, f"fd/{fd}")
+    info = content(f"{pid}/fdinfo/{fd}", _MAX_FDINFO) if target != _EPOLL else b""
     if not info:
         return OpenFile(fd, target)
     values: dict[str, str] = {}
@@ -82,30 +80,26 @@ def open_file(pid: int, fd: int, mounts: Mapping[int, Mount], proc: Path = PROC)
     )
 
 
-def read_watched(pid: int, fd: int, proc: Path = PROC) -> tuple[Polled, ...]:
+def read_watched(pid: int, fd: int) -> tuple[Polled, ...]:
     """The descriptors that an epoll instance watches. It waits while another thread polls one of
     them, which a file system that hangs can keep up for ever: call it with a deadline.
 
     Raises:
         OSError: no right, or the process is gone.
     """
-    lines = read_file(f"{proc}/{pid}/fdinfo/{fd}", _MAX_FDINFO).decode("ascii", "replace")
+    lines = read_file(f"{pid}/fdinfo/{fd}", _MAX_FDINFO).decode("ascii", "replace")
     rows = [line.split() for line in lines.splitlines() if line.startswith("tfd:")]
     return tuple(polled(int(row[1]), int(row[3], 16)) for row in rows if len(row) > 3)
 
 
-def links(pid: int, proc: Path = PROC) -> dict[int, str]:
+def links(pid: int) -> dict[int, str]:
     """Every descriptor of the process, up to `MAX_FDS`; empty without the right to read them."""
-    try:
-        fds = os.listdir(f"{proc}/{pid}/fd")[:MAX_FDS]
-    except OSError:
-        return {}
-    return {int(fd): link(pid, f"fd/{fd}", proc) for fd in fds}
+    return {int(fd): link(pid, f"fd/{fd}") for fd in names_in(f"{pid}/fd")[:MAX_FDS]}
 
 
-def read_mounts(pid: int | str, proc: Path = PROC) -> dict[int, Mount]:
+def read_mounts(pid: int | str) -> dict[int, Mount]:
     """The mounts of the process's own namespace, by id, in order of mounting."""
-    text = content(f"{proc}/{pid}/mountinfo", _MAX_MOUNTINFO).decode("utf-8", "replace")
+    text = content(f"{pid}/mountinfo", _MAX_MOUNTINFO).decode("utf-8", "replace")
     found = {}
     for line in text.split("\n"):  # names may have other characters that end lines
         left, _, right = line.partition(" - ")
@@ -134,17 +128,16 @@ class Descriptors:
     and no proof.
     """
 
-    def __init__(self, pids: Iterable[int], proc: Path = PROC) -> None:
-        self._proc = proc
+    def __init__(self, pids: Iterable[int]) -> None:
         self._found: dict[str, list[tuple[int, int]]] = {}
         for pid in list(pids)[:MAX_PROCESSES]:
-            for fd, target in links(pid, proc).items():
+            for fd, target in links(pid).items():
                 self._found.setdefault(target, []).append((pid, fd))
 
     def ends(self, link: str) -> tuple[End, ...]:
         """The holders of `link`, one row for each process and access mode."""
         held = self._found.get(link, ())
-        ends = [End(pid, open_file(pid, fd, {}, self._proc).access) for pid, fd in held]
+        ends = [End(pid, open_file(pid, fd, {}).access) for pid, fd in held]
         return tuple(dict.fromkeys(end for end in ends if end.access))
 
 

@@ -14,10 +14,9 @@ import select
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from frd_agent.proc import PROC, read_file
+from frd_agent.proc import path_of, read_file
 
 DEADLINE_S: Final = 0.2
 _MAX_PATH: Final = 4096
@@ -97,12 +96,12 @@ class Mapping(NamedTuple):
     path: str
 
 
-def read_memory(pid: int, address: int, size: int, proc: Path = PROC) -> bytes:
+def read_memory(pid: int, address: int, size: int) -> bytes:
     """
     Raises:
         OSError: no right, or nothing is mapped there.
     """
-    fd = os.open(f"{proc}/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path_of(f"{pid}/mem"), os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.pread(fd, size, address)
     except (OverflowError, ValueError):
@@ -111,7 +110,7 @@ def read_memory(pid: int, address: int, size: int, proc: Path = PROC) -> bytes:
         os.close(fd)
 
 
-def read_path(pid: int, address: int, proc: Path = PROC) -> str:
+def read_path(pid: int, address: int) -> str:
     """The string at an address, read page by page: what follows it may not be mapped.
 
     Raises:
@@ -120,7 +119,7 @@ def read_path(pid: int, address: int, proc: Path = PROC) -> str:
     raw = b""
     while b"\0" not in raw and len(raw) < _MAX_PATH:
         at = address + len(raw)
-        raw += (part := read_memory(pid, at, _PAGE - at % _PAGE, proc))
+        raw += (part := read_memory(pid, at, _PAGE - at % _PAGE))
         if not part:
             break
     return os.fsdecode(raw.partition(b"\0")[0][:_MAX_PATH])
@@ -139,20 +138,18 @@ def polled(fd: int, events: int) -> Polled:
     return Polled(fd, bool(events & select.POLLOUT) and not events & select.POLLIN)
 
 
-def read_polled(pid: int, address: int, count: int, proc: Path = PROC) -> tuple[Polled, ...]:
+def read_polled(pid: int, address: int, count: int) -> tuple[Polled, ...]:
     """The descriptors of an array of pollfd.
 
     Raises:
         OSError: as `read_memory`.
     """
-    raw = read_memory(pid, address, _POLLFD.size * min(count, _MAX_POLLED), proc)
+    raw = read_memory(pid, address, _POLLFD.size * min(count, _MAX_POLLED))
     whole = raw[: len(raw) // _POLLFD.size * _POLLFD.size]
     return tuple(polled(fd, events) for fd, events, _ in _POLLFD.iter_unpack(whole) if fd >= 0)
 
 
-def read_selected(
-    pid: int, count: int, sets: tuple[int, ...], proc: Path = PROC
-) -> tuple[Polled, ...]:
+def read_selected(pid: int, count: int, sets: tuple[int, ...]) -> tuple[Polled, ...]:
     """The descriptors below `count` in any of the fd_sets at these addresses: those to read, to
     write, and others.
 
@@ -161,7 +158,7 @@ def read_selected(
     """
     size = (min(count, _MAX_POLLED) + 7) // 8
     bits = [
-        int.from_bytes(read_memory(pid, address, size, proc), "little") if address else 0
+        int.from_bytes(read_memory(pid, address, size), "little") if address else 0
         for address in sets
     ]
     found = []
@@ -172,12 +169,12 @@ def read_selected(
     return tuple(found)
 
 
-def read_maps(pid: int, proc: Path = PROC) -> list[Mapping]:
+def read_maps(pid: int) -> list[Mapping]:
     """
     Raises:
         OSError: no right, or the process is gone.
     """
-    return list(_parse_maps(read_file(f"{proc}/{pid}/maps", _MAX_MAPS)))
+    return list(_parse_maps(read_file(f"{pid}/maps", _MAX_MAPS)))
 
 
 def _parse_maps(raw: bytes) -> Iterator[Mapping]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from frd_agent.inspection.syscalls import Class, is_lock, syscall_of
-from frd_agent.proc import PROC, content, read_file, read_stat, status_line
+from frd_agent.proc import content, names_in, path_of, read_file, read_stat, status_line
 
 MAX_THREADS: Final = 1024
 """Of one process that are read."""
@@ -56,21 +55,21 @@ class ProcessSample:
         return self.threads[0]
 
 
-def read_process(pid: int, proc: Path = PROC) -> ProcessSample | None:
+def read_process(pid: int) -> ProcessSample | None:
     """None if the process is gone. Other threads are read only when the main thread waits in
     memory: one of them may hold the lock. A main thread that has ended before the others looks like
     a zombie, but the process is alive."""
-    main = read_thread(pid, pid, proc)
+    main = read_thread(pid, pid)
     if main is None:
         return None
-    if main.state == "Z" and len(thread_ids(pid, proc)) > 1:
+    if main.state == "Z" and len(thread_ids(pid)) > 1:
         main = replace(main, state=_UNKNOWN)
     others = []
     if main.call is not None and syscall_of(main.call.number).kind is Class.FUTEX:
         others = [
             thread
-            for tid in thread_ids(pid, proc)[:MAX_THREADS]
-            if tid != pid and (thread := read_thread(pid, tid, proc)) is not None
+            for tid in thread_ids(pid)[:MAX_THREADS]
+            if tid != pid and (thread := read_thread(pid, tid)) is not None
         ]
     return ProcessSample(pid, (main, *others))
 
@@ -94,19 +93,16 @@ def has_object(call: Call | None) -> bool:
     return known.kind in _IS_OBJECT
 
 
-def thread_ids(pid: int, proc: Path = PROC) -> list[int]:
+def thread_ids(pid: int) -> list[int]:
     """Empty when the process is gone."""
-    try:
-        return sorted(int(name) for name in os.listdir(f"{proc}/{pid}/task"))
-    except OSError:
-        return []
+    return sorted(map(int, names_in(f"{pid}/task")))
 
 
-def read_thread(pid: int, tid: int, proc: Path = PROC) -> ThreadSample | None:
+def read_thread(pid: int, tid: int) -> ThreadSample | None:
     """None when it is gone."""
-    tasks = proc / str(pid) / "task"
+    task = f"{pid}/task/{tid}"
     try:
-        stat = read_stat(tid, tasks)
+        stat = read_stat(task)
     except OSError:
         return None
     if stat is None:
@@ -115,18 +111,18 @@ def read_thread(pid: int, tid: int, proc: Path = PROC) -> ThreadSample | None:
     if stat.state in "ZX":
         return found
     try:
-        call = parse_call(read_file(tasks / str(tid) / "syscall"))
+        call = parse_call(read_file(f"{task}/syscall"))
     except PermissionError:
         return replace(found, is_readable=False)
     except OSError:  # gone, or a kernel without this file
-        return replace(found, is_readable=(tasks / str(tid)).is_dir())
-    runs = _runs(tid, tasks) if tid == pid or has_object(call) else -1
+        return replace(found, is_readable=os.path.isdir(path_of(task)))
+    runs = _runs(task) if tid == pid or has_object(call) else -1
     return replace(found, call=call, runs=runs)
 
 
-def waits_for_thread(pid: int, proc: Path = PROC) -> bool:
+def waits_for_thread(pid: int) -> bool:
     """The main thread waits for another one, with a time-out, as `Work.wait` of Gloo does."""
-    main = read_thread(pid, pid, proc)
+    main = read_thread(pid, pid)
     if main is None or main.call is None:
         return False
     known = syscall_of(main.call.number)
@@ -146,12 +142,12 @@ def parse_call(line: bytes) -> Call | None:
     return Call(number, tuple(values[:6]), values[6])
 
 
-def _runs(tid: int, tasks: Path) -> int:
+def _runs(task: str) -> int:
     """The voluntary context switches if the kernel has no statistics of the scheduler; else -1."""
-    counts = content(tasks / str(tid) / "schedstat").split()[2:]
-    return int((counts or status_line(tid, "voluntary_ctxt_switches", tasks) or [-1])[0])
+    counts = content(f"{task}/schedstat").split()[2:]
+    return int((counts or status_line(task, "voluntary_ctxt_switches") or [-1])[0])
 
 
-def comm(pid: int, tid: int, proc: Path = PROC) -> str:
+def comm(pid: int, tid: int) -> str:
     """Name of a thread; of a process, that of its main thread. Empty when it is gone."""
-    return content(f"{proc}/{pid}/task/{tid}/comm").decode("utf-8", "backslashreplace").strip()
+    return content(f"{pid}/task/{tid}/comm").decode("utf-8", "backslashreplace").strip()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from frd.model import NodeNs, NodeRawNs
@@ -16,7 +15,6 @@ from frd_agent.inspection.traces.open_traces import OpenTrace
 from frd_agent.inspection.traces.storage import objection
 from frd_agent.inspection.traces.tail import Buffering, Tail
 from frd_agent.inspection.tracking import ENOUGH
-from frd_agent.proc import PROC
 
 PAUSE_NS: Final = 30_000_000_000
 """How long a trace is left alone after it could not be read."""
@@ -59,7 +57,7 @@ class Followed:
     def buffering(self) -> Buffering:
         return self._tail.buffering if self.trace.written else Buffering.BUFFERED
 
-    def look(self, shared: Traces, view: RankView, now_ns: NodeRawNs, proc: Path = PROC) -> None:
+    def look(self, shared: Traces, view: RankView, now_ns: NodeRawNs) -> None:
         """Read what was appended."""
         if self.trace.written == self._read_to:
             self.quiet += 1
@@ -74,7 +72,7 @@ class Followed:
         self._objections, self.problem = 0, ""
         trace, tail = self.trace, self._tail
         try:
-            chunk = shared.helper.run(lambda: read_chunk(trace, tail, proc))
+            chunk = shared.helper.run(lambda: read_chunk(trace, tail))
         except NotInTime:
             self.problem = "could not be read in time"
         except OSError as error:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from frd.model import MemoryEvent, MemoryEventKind, NodeRawNs, SeriesInfo, SeriesKind
 from frd_agent.memory.gpu.nvml import DeviceReading, Look
@@ -33,16 +32,16 @@ def users(uuid: str, targets: Iterable[Target]) -> list[Target]:
 
 
 def owners(
-    uuid: str, pids: Sequence[int], targets: Sequence[Target], proc: Path | None
+    uuid: str, pids: Sequence[int], targets: Sequence[Target], *, sees_host: bool
 ) -> dict[int, int]:
-    """By number of the rank, which of the device's processes it is. `proc`: None if it does not
-    show the processes of the host."""
+    """By number of the rank, which of the device's processes it is. `sees_host`: /proc shows
+    the processes of the host."""
     claiming = users(uuid, targets)
     found: dict[int, int] = {}
     for pid in pids:
-        candidates = [target for target in targets if proc is not None and target.pid == pid]
+        candidates = [target for target in targets if sees_host and target.pid == pid]
         if not candidates:
-            inner = pid if proc is None else inner_pid(pid, proc)
+            inner = inner_pid(pid) if sees_host else pid
             candidates = [target for target in claiming if target.said_pid == inner]
         if len(candidates) == 1:
             found.setdefault(candidates[0].number, pid)
@@ -65,9 +64,9 @@ class _Use:
 class Gpus:
     """Lives on one thread."""
 
-    def __init__(self, proc: Path | None) -> None:
-        """`proc`: as of `owners`."""
-        self._proc = proc
+    def __init__(self, *, sees_host: bool) -> None:
+        """`sees_host`: as of `owners`."""
+        self._sees_host = sees_host
         self.devices: tuple[DeviceReading, ...] = ()
         """Of the last look."""
         self.names: dict[bytes, str] = {}
@@ -107,7 +106,7 @@ class Gpus:
         digits = device_key(uuid).replace("-", "")
         if len(digits) == 32:
             self.names[bytes.fromhex(digits)] = uuid
-        owned = owners(uuid, list(device.processes), targets, self._proc)
+        owned = owners(uuid, list(device.processes), targets, sees_host=self._sees_host)
         using = owned.keys() | {target.number for target in users(uuid, targets)}
         return _Use(known, sorted(using), dict(sorted(owned.items())))
 

@@ -7,7 +7,7 @@ import time
 from typing import Final
 
 from frd.flight.stacks.text import RESTED, USAGE
-from frd_agent.proc import PROC, TICKS_PER_S, content, read_stat
+from frd_agent.proc import TICKS_PER_S, content, read_stat
 
 LOOK_AGAIN_S: Final = 1.0
 _LEAST_S: Final = 0.3
@@ -79,4 +79,4 @@ def _queued_ns(pid: int) -> int:
 
 
 def _schedstat(pid: int, field: int) -> int:
-    return int((content(PROC / str(pid) / "schedstat").split() or [b"0"] * 2)[field])
+    return int((content(f"{pid}/schedstat").split() or [b"0"] * 2)[field])

@@ -17,7 +17,7 @@ from typing import Final
 from frd.errors import FrdError
 from frd.flight.stacks.text import ADVICE
 from frd_agent.inspection.reading.rights import yama_advice
-from frd_agent.proc import PROC
+from frd_agent.proc import path_of
 from frd_agent.ranks.process import HIDDEN
 from frd_agent.ranks.rank_process import RankProcess
 
@@ -74,7 +74,7 @@ async def _read(pid: int, timeout_s: float, failed: list[str]) -> StackText:
         if what_to_do := advice(error):
             failed.append(_ADVICE + what_to_do)
     try:
-        return _noted("proc", failed, _from_proc(PROC / str(pid)))
+        return _noted("proc", failed, _from_proc(Path(path_of(str(pid)))))
     except NoStack as error:
         failed.append(f"proc: {error}")
     return _noted("none", failed, "")

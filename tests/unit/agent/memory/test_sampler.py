@@ -26,7 +26,6 @@ from frd_agent.memory.sampler import Sampler
 from frd_agent.memory.samples import Samples
 from frd_agent.memory.target import NO_SAMPLE, Target
 from frd_agent.node_time import NodeTime, raw_now
-from frd_agent.proc import PROC
 
 GIB = 1 << 30
 S = 1_000_000_000
@@ -216,7 +215,7 @@ class Node:
         self.series: list[SeriesInfo] = []
         self.samples = Samples(1 << 20, self._number)
         node = NodeMemory(ProcessMemory(), lambda pid: None, machine_bytes=64 * GIB)
-        gpus = Gpus(PROC)
+        gpus = Gpus(sees_host=True)
         self.time = NodeTime(Counters())
         self.sampler = Sampler(self.samples, node, gpus, cast(Devices, self.driver), self.time)
 
