@@ -30,9 +30,9 @@ from frd_agent.addresses.read import Addresses
 from frd_agent.config import LIVE_KEYS, Config
 from frd_agent.counters import Counters
 from frd_agent.inspection.inspector import Inspector
+from frd_agent.launch.commands import LaunchWatch
 from frd_agent.launch.run_lock import Holder, RunLock, make_default
-from frd_agent.launch.watch import LaunchWatch
-from frd_agent.memory import MemoryView, MemoryWatch
+from frd_agent.memory.watch import MemoryView, MemoryWatch
 from frd_agent.metrics import AgentCollector, metrics_server
 from frd_agent.nccl_ras.client import RasClient
 from frd_agent.node_time import NodeTime

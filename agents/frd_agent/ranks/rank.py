@@ -32,7 +32,7 @@ from frd_agent import tap
 from frd_agent.addresses.log import Log
 from frd_agent.addresses.read import Addresses
 from frd_agent.counters import Counters
-from frd_agent.memory import Target
+from frd_agent.memory.target import Target
 from frd_agent.node_time import NodeTime
 from frd_agent.proc import Vital
 from frd_agent.ranks.exits import state_after

@@ -18,7 +18,7 @@ from typing import Final
 
 from frd.model import EntryColumns, NodeRawNs
 from frd.wire.messages import AgentEvent
-from frd_agent.memory import Samples
+from frd_agent.memory.samples import Samples
 from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.outbox import BATCH_ROWS, Outbox, chosen

@@ -23,7 +23,7 @@ from frd.model import EntryColumns
 from frd.wire.clock import ClockHello
 from frd.wire.messages import Hello, Leaving, Request, Unreadable
 from frd_agent.counters import Counters
-from frd_agent.memory import NodeSamples, Samples
+from frd_agent.memory.samples import NodeSamples, Samples
 from frd_agent.node_time import NodeTime
 from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary

@@ -22,9 +22,9 @@ from frd_agent.memory.gpu.gpus import Gpus
 from frd_agent.memory.gpu.nvml import DeviceReading, Look
 from frd_agent.memory.host.node_memory import NodeMemory
 from frd_agent.memory.host.processes import ProcessMemory, total_bytes
-from frd_agent.memory.sampler import Sampler
 from frd_agent.memory.samples import Samples
 from frd_agent.memory.target import NO_SAMPLE, Target
+from frd_agent.memory.watch import Sampler
 from frd_agent.node_time import NodeTime, raw_now
 
 GIB = 1 << 30

@@ -20,7 +20,7 @@ from frd.model import AttemptKey, EntryColumns, GroupInfo, NodeNs, NodeRawNs, Ra
 from frd.rpc import Context, StreamCall
 from frd.wire.messages import PROTOCOL, AgentEvent, Goodbye, Hello, Redirect
 from frd_agent.counters import Counters
-from frd_agent.memory import Samples
+from frd_agent.memory.samples import Samples
 from frd_agent.uplink import route as route_module
 from frd_agent.uplink import stream as module
 from frd_agent.uplink.current_state import CurrentState
