@@ -61,7 +61,7 @@ class Sampler:
         now_s = time.monotonic()
         self._driver.ask()
         self._node.read(targets, now_s, moment)
-        parts = self._allocators.read(targets, self._gpus.names, now_s, moment.begin_ns)
+        parts = self._allocators.read(targets, self._gpus.names, moment.begin_ns)
         while (look := self._driver.take(_DRIVER_S)) is not None:
             parts.append(self._gpus.read(look, targets))
         moment.end_ns = raw_now()
