@@ -8,6 +8,7 @@ descriptor stays open.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import time
@@ -72,6 +73,21 @@ def opened(path: str | os.PathLike[str], kind: int = stat.S_IFREG) -> Iterator[i
         yield fd
     finally:
         os.close(fd)
+
+
+def try_lock(fd: int, how: int = fcntl.LOCK_EX) -> bool:
+    """Lock the file, if no other process has.
+
+    Raises:
+        OSError: it cannot be locked.
+    """
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
+        return False
+    return True
 
 
 def read_up_to(fd: int, most: int) -> bytes:

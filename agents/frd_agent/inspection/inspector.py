@@ -18,9 +18,8 @@ from typing import Final
 from frd.wire.waits import WaitReport
 from frd_agent.counters import Counters
 from frd_agent.inspection.claims import UNKNOWN
-from frd_agent.inspection.processes import Processes, RankOf
 from frd_agent.inspection.reading.memory import Helper
-from frd_agent.inspection.sampler import RankSampler
+from frd_agent.inspection.sampler import Processes, RankOf, RankSampler
 from frd_agent.inspection.traces.followed import Traces
 from frd_agent.inspection.tracking import ENOUGH
 from frd_agent.node_time import NodeTime

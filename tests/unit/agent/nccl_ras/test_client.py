@@ -16,8 +16,7 @@ import pytest
 from frd.errors import ServiceUnavailable
 from frd.wire.ras import decode_ras
 from frd_agent.nccl_ras import client as module
-from frd_agent.nccl_ras.address import is_here, place_of
-from frd_agent.nccl_ras.client import RasClient
+from frd_agent.nccl_ras.client import RasClient, is_here, place_of
 from tests.world.ras_server import RasServer, moved, recorded, serving_ras
 
 PIDS = {671: 1, 674: 2, 677: 3, 678: 4}
