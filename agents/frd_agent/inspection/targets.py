@@ -286,11 +286,8 @@ class Resolver:
 
     def _ends(self, target: str, but: int) -> tuple[End, ...]:
         """In the rank's own processes if there, else in any process of the node."""
-        found = self._near(target, but)
-        return found or tuple([end for end in self._all.ends(target) if end.pid != but])
-
-    def _near(self, target: str, but: int) -> tuple[End, ...]:
-        return tuple([end for end in self._own.ends(target) if end.pid != but])
+        near = tuple([end for end in self._own.ends(target) if end.pid != but])
+        return near or tuple([end for end in self._all.ends(target) if end.pid != but])
 
     @cached_property
     def _own(self) -> Descriptors:

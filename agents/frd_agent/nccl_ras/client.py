@@ -50,9 +50,9 @@ class Place:
 
 
 def place_of(pid: int | None) -> Place:
-    """Where RAS listens for the process `pid`; None: a process that /proc does not show. Reading its
-    environment takes the lock on its address space, which a process in trouble may hold for ever:
-    for a helper only.
+    """Where RAS listens for the process `pid`; None: a process that /proc does not show. Reading
+    its environment takes the lock on its address space, which a process in trouble may hold for
+    ever: for a helper only.
 
     Raises:
         ServiceUnavailable: nowhere, or not where the agent connects; the message says why.

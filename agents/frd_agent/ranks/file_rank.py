@@ -138,10 +138,6 @@ class DumpWatch:
         """The files of a rank that are still in memory, newest first."""
         return [file for owner, file in reversed(self._kept.values()) if owner == number]
 
-    @property
-    def _kept_entries(self) -> int:
-        return sum(len(file.dump.entries) for _, file in self._kept.values())
-
     async def run(self) -> None:
         try:
             while True:
@@ -173,8 +169,9 @@ class DumpWatch:
             rank.reports.wake()
         self._kept.pop(file.path, None)
         self._kept[file.path] = rank.number, file
-        while len(self._kept) > 1 and self._kept_entries > _MAX_KEPT_ENTRIES:
-            del self._kept[next(iter(self._kept))]
+        entries = sum(len(one.dump.entries) for _, one in self._kept.values())
+        while len(self._kept) > 1 and entries > _MAX_KEPT_ENTRIES:
+            entries -= len(self._kept.pop(next(iter(self._kept)))[1].dump.entries)
         log.info("%s: dump file %s, %d entries", rank, file.path, len(file.dump.entries))
 
     def _writer_of(self, file: DumpFile) -> Rank | None:

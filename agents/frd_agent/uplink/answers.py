@@ -33,8 +33,7 @@ from frd_agent.ranks.file_rank import FileRank
 from frd_agent.ranks.forming.forming_rank import FormingRank
 from frd_agent.ranks.process import HIDDEN
 from frd_agent.ranks.rank import Rank
-from frd_agent.ranks.stacks.children import child_stacks
-from frd_agent.ranks.stacks.cpu_usage import Meter
+from frd_agent.ranks.stacks.children import Meter, child_stacks
 from frd_agent.recorder.recorders import KeptDump
 
 _MARGIN: Final = 0.8

@@ -68,7 +68,9 @@ class FormingRank:
 
     def learn(self, report: StageReport) -> None:
         """The tap has written another report."""
-        self._stage = stage_of(report, self._shared)
+        # In the node's raw time. A time of the future is taken as now, one before the boot as 1.
+        since_ns, as_of_ns = map(self._shared.time.until, (report.since_ns, report.as_of_ns))
+        self._stage = Stage(report.op, since_ns, max(as_of_ns, since_ns))
         self.reports.current.set_as_of(self.number, NodeRawNs(self._stage.as_of_ns))
         self._said = report
 
@@ -142,12 +144,6 @@ class FormingRank:
         if stack.source == "py-spy" or self._said is None or not self._said.frames:
             return stack
         return StackText("tap", f"{_written(self._said)}{stack.text}")
-
-
-def stage_of(report: StageReport, shared: RankContext) -> Stage:
-    """In the node's raw time. A time of the future is taken as now, one before the boot as 1."""
-    since_ns, as_of_ns = map(shared.time.until, (report.since_ns, report.as_of_ns))
-    return Stage(report.op, since_ns, max(as_of_ns, since_ns))
 
 
 def _written(report: StageReport) -> str:
