@@ -145,14 +145,12 @@ class MemoryWatch:
         self._hangs = False
 
     def start(self) -> None:
-        self._devices.start()
         self._thread.start()
 
     def stop(self) -> None:
         """`wake` is not called any more."""
         self._stop.set()
         self._round.set()
-        self._devices.stop()
         self._thread.join(_JOIN_S)
 
     def follow(self, targets: Sequence[Target]) -> None:

@@ -14,7 +14,8 @@ import select
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple, TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, Final, NamedTuple, TypeVar
 
 from frd_agent.proc import path_of, read_file
 
@@ -34,20 +35,41 @@ class NotInTime(Exception):
 
 
 class Helper:
-    """One daemon thread that reads what may block. Used by one thread at a time."""
+    """One daemon thread for what may block, perhaps for ever. Used by one thread at a time."""
 
     def __init__(self, deadline_s: float = DEADLINE_S, name: str = "frd-memory-of") -> None:
         self._deadline_s = deadline_s
         self._name = name
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._busy: threading.Event | None = None
-        """Set when the last job has returned."""
+        self._last: Future[Any] | None = None
         self.timeouts = 0
 
     @property
     def hangs(self) -> bool:
-        return self._busy is not None and not self._busy.is_set()
+        return self._last is not None and not self._last.done()
+
+    def start(self, read: Callable[[], T]) -> Future[T]:
+        """
+        Raises:
+            NotInTime: it is still in an earlier reading.
+        """
+        if self.hangs:
+            raise NotInTime
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+        found: Future[T] = Future()
+
+        def job() -> None:
+            try:
+                found.set_result(read())
+            except Exception as error:  # raised where the caller can see it
+                found.set_exception(error)
+
+        self._last = found
+        self._jobs.put(job)
+        return found
 
     def run(self, read: Callable[[], T]) -> T:
         """
@@ -55,30 +77,11 @@ class Helper:
             NotInTime: there is no result yet.
             OSError: `read` raised it.
         """
-        if self.hangs:
-            raise NotInTime
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-            self._thread.start()
-        done, results = threading.Event(), list[T]()
-        errors: list[Exception] = []
-
-        def job() -> None:
-            try:
-                results.append(read())
-            except Exception as error:  # raised where the caller can see it
-                errors.append(error)
-            finally:
-                done.set()
-
-        self._busy = done
-        self._jobs.put(job)
-        if not done.wait(self._deadline_s):
+        found = self.start(read)
+        if not wait([found], self._deadline_s).done:
             self.timeouts += 1
             raise NotInTime
-        if errors:
-            raise errors[0]
-        return results[0]
+        return found.result()
 
     def _work(self) -> None:
         while True:

@@ -11,7 +11,7 @@ import asyncio
 import re
 import time
 from collections.abc import Collection
-from typing import Final, NamedTuple
+from typing import Final
 
 from frd.flight.stacks.text import RESTED, USAGE, child_header
 from frd_agent.inspection.reading.threads import comm
@@ -98,13 +98,6 @@ _HELPER: Final = "/multiprocessing/resource_tracker.py:"
 this too, but reading it waits for a lock that a process in trouble may hold.)"""
 
 
-class _Child(NamedTuple):
-    is_other: bool
-    """False for a DataLoader worker: they sort first."""
-    pid: int
-    name: str
-
-
 async def child_stacks(rank: RankProcess, timeout_s: float, ranks: Collection[int] | None) -> str:
     """A section of text for each Python child process that a rank has now; raises nothing.
 
@@ -116,23 +109,23 @@ async def child_stacks(rank: RankProcess, timeout_s: float, ranks: Collection[in
     except OSError as error:
         return f"# child processes: {error.strerror}\n"
     children = found[:MAX_CHILDREN]
-    meters = [Meter(child.pid) for child in children]
+    meters = [Meter(pid) for pid, _ in children]
     gate = asyncio.Semaphore(_AT_ONCE)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
 
-    async def read(child: _Child) -> str:
+    async def read(pid: int) -> str:
         async with gate:
             left_s = deadline - loop.time()
-            stack = await from_outside(rank, left_s, child=child.pid)
+            stack = await from_outside(rank, left_s, child=pid)
         return stack.text[:_MAX_TEXT].rstrip("\n") + "\n"
 
-    texts = await asyncio.gather(*map(read, children))
+    texts = await asyncio.gather(*(read(pid) for pid, _ in children))
     for meter in meters:
         await meter.settled()
     parts = [
-        child_header(child.pid, child.name) + meter.lines() + text
-        for child, meter, text in zip(children, meters, texts, strict=True)
+        child_header(pid, name) + meter.lines() + text
+        for (pid, name), meter, text in zip(children, meters, texts, strict=True)
         if _HELPER not in text
     ]
     if left_out := len(found) - len(children):
@@ -140,14 +133,15 @@ async def child_stacks(rank: RankProcess, timeout_s: float, ranks: Collection[in
     return "".join(parts)
 
 
-def _python_below(rank: RankProcess, ranks: Collection[int] | None) -> list[_Child]:
+def _python_below(rank: RankProcess, ranks: Collection[int] | None) -> list[tuple[int, str]]:
+    """Pids and names, DataLoader workers first."""
     if ranks is None or (pid := rank.readable) is None:
         return []
     below = filter(
         rank.may_read, descendants(pid, by_parent(read_all()), but=ranks, most=_MAX_BELOW)
     )
     named = [(child, name) for child in below if (name := _python_name(child)) is not None]
-    return sorted(_Child(name != _LOADER, child, name) for child, name in named)
+    return sorted(named, key=lambda one: (one[1] != _LOADER, one))
 
 
 def _python_name(pid: int) -> str | None:

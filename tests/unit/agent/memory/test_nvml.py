@@ -235,10 +235,8 @@ def test_a_machine_without_a_driver_gets_one_line(tmp_path: Path) -> None:
 @pytest.fixture
 def devices(driver: Driver) -> Iterator[Devices]:
     found = Devices(Nvml())
-    found.start()
     yield found
     driver = replace(driver, hangs="").write()
-    found.stop()
 
 
 def test_an_answer_that_cannot_be_read_is_not_the_last(
@@ -256,7 +254,6 @@ def test_an_answer_that_cannot_be_read_is_not_the_last(
             return super().look(now_s)
 
     odd = Devices(Odd())
-    odd.start()
     found: list[Look] = []
 
     def seen() -> bool:
@@ -266,7 +263,6 @@ def test_an_answer_that_cannot_be_read_is_not_the_last(
         return bool(found and found[-1].devices)
 
     until(seen)
-    odd.stop()
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
 
 
