@@ -17,9 +17,8 @@ from typing import Final
 from frd.model import SeriesInfo
 from frd_agent import tap
 from frd_agent.memory.allocator import Allocators
-from frd_agent.memory.gpu.devices import HANGS_S, Devices
 from frd_agent.memory.gpu.gpus import Gpus
-from frd_agent.memory.gpu.nvml import DeviceReading, Nvml
+from frd_agent.memory.gpu.nvml import HANGS_S, DeviceReading, Devices, Nvml
 from frd_agent.memory.host.node_memory import NodeMemory
 from frd_agent.memory.host.processes import ProcessMemory
 from frd_agent.memory.samples import Sink

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from frd.model import MemoryEventKind, SeriesKind
-from frd_agent.memory.gpu.devices import Devices
 from frd_agent.memory.gpu.gpus import Gpus, owners
-from frd_agent.memory.gpu.nvml import RETRY_S, Look, Nvml
+from frd_agent.memory.gpu.nvml import RETRY_S, Devices, Look, Nvml
 from frd_agent.memory.target import NO_SAMPLE, Part, Target
 from frd_agent.node_time import raw_now
 from tests.world import nvml

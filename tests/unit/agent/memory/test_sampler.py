@@ -17,9 +17,8 @@ from frd_agent import tap
 from frd_agent.counters import Counters
 from frd_agent.memory import allocator, watch
 from frd_agent.memory.allocator import Allocators
-from frd_agent.memory.gpu.devices import Devices
 from frd_agent.memory.gpu.gpus import Gpus
-from frd_agent.memory.gpu.nvml import DeviceReading, Look
+from frd_agent.memory.gpu.nvml import DeviceReading, Devices, Look
 from frd_agent.memory.host.node_memory import NodeMemory
 from frd_agent.memory.host.processes import ProcessMemory, total_bytes
 from frd_agent.memory.samples import Samples
