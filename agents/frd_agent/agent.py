@@ -164,7 +164,7 @@ class Agent:
         return [*ranks, *self._roster.forming]
 
     def _living(self) -> set[int]:
-        return {one.pid for one in self._living_ranks() if one.pid is not None}
+        return set(filter(None, (one.process.pid for one in self._living_ranks())))
 
     def terminate(self) -> None:
         """`stop`, for SIGTERM."""

@@ -192,12 +192,6 @@ class Rank:
             reports.forget(number)
         self._former.clear()
 
-    @property
-    def pid(self) -> int | None:
-        """In our own pid namespace; None if the process is not seen there. Before anything is read
-        of it, ask `process.may_read`."""
-        return self.process.pid
-
     def target(self, now_s: float) -> Target:
         """The rank as the memory samplers see it."""
         return Target(

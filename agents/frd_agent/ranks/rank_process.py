@@ -53,7 +53,8 @@ class RankProcess:
 
     @property
     def pid(self) -> int | None:
-        """In our own pid namespace; None if it is not seen there."""
+        """In our own pid namespace; None if it is not seen there. Before anything is read of it,
+        ask `may_read`."""
         return self.pinned.pid if self.pinned else None
 
     @property

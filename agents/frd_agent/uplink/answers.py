@@ -224,9 +224,9 @@ def _waits(rank: AnyRank, inspector: Inspector, ranks: Iterable[Rank | FormingRa
         hidden = WaitsFor(WaitKind.NOT_ALLOWED, Certainty.UNKNOWN, says=HIDDEN)
         return _Answer(Part.WAITS, encode_report(WaitReport(hidden)), "proc")
     rank_of = {
-        one.pid: one.info.rank if one.key == rank.key else None
+        one.process.pid: one.info.rank if one.key == rank.key else None
         for one in ranks
-        if one.pid is not None and not one.is_gone
+        if one.process.pid is not None and not one.is_gone
     }
     report = inspector.ask(rank.process, rank_of)
     return _Answer(Part.WAITS, encode_report(report), "proc")

@@ -61,11 +61,6 @@ class FormingRank:
     def __str__(self) -> str:
         return str(self.identity)
 
-    @property
-    def pid(self) -> int | None:
-        """As `Rank.pid`."""
-        return self.process.pid
-
     def learn(self, report: StageReport) -> None:
         """The tap has written another report."""
         # In the node's raw time. A time of the future is taken as now, one before the boot as 1.
