@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, TypeAlias, TypeVar
 
@@ -28,22 +29,16 @@ _DROPPED = ("overrun", "refused", "interpreter")
 _Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
 
 
+@dataclass(frozen=True, eq=False)
 class AgentCollector(Collector):
-    def __init__(
-        self,
-        stats: Counters,
-        uplinks: Uplinks,
-        view: Callable[[], MemoryView],
-        job_and_rank: Callable[[int], tuple[str, int]],
-    ) -> None:
-        """`job_and_rank` takes a rank's number in the dictionary."""
-        self._stats = stats
-        self._uplinks = uplinks
-        self._view = view
-        self._job_and_rank = job_and_rank
+    stats: Counters
+    uplinks: Uplinks
+    view: Callable[[], MemoryView]
+    job_and_rank: Callable[[int], tuple[str, int]]
+    """By a rank's number in the dictionary."""
 
     def collect(self) -> Iterator[Metric]:
-        stats, uplinks = self._stats, self._uplinks
+        stats, uplinks = self.stats, self.uplinks
         yield _gauge("frd_agent_build_info", "Version of this agent.", {__version__: 1}, "version")
         yield _gauge(
             "frd_agent_connected", "1 while every stream to the service is up.", uplinks.connected
@@ -100,7 +95,7 @@ class AgentCollector(Collector):
             ),
             sum_value=stats.poll_sum_s,
         )
-        yield from memory_metrics(self._view(), self._job_and_rank)
+        yield from memory_metrics(self.view(), self.job_and_rank)
 
 
 Values: TypeAlias = float | Mapping[str, float]

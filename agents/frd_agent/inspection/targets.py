@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, TypeVar
 
@@ -131,20 +131,15 @@ class Target:
         return (self.call.name, *parts)
 
 
+@dataclass
 class Resolver:
-    def __init__(
-        self,
-        family: Sequence[int],
-        everyone: Callable[[], Sequence[int]],
-        helper: Helper,
-    ) -> None:
-        """`everyone`: all processes of the node, nearest first."""
-        self._family = family
-        self._everyone = everyone
-        self._helper = helper
-        self._mounts: dict[int, dict[int, Mount]] = {}
-        self._sockets: dict[int, Sockets] = {}
-        """By process."""
+    family: Sequence[int]
+    everyone: Callable[[], Sequence[int]]
+    """All processes of the node, nearest first."""
+    helper: Helper
+    _mounts: dict[int, dict[int, Mount]] = field(default_factory=dict)
+    _sockets: dict[int, Sockets] = field(default_factory=dict)
+    """By process."""
 
     def target(self, pid: int, thread: ThreadSample, call: Call) -> Target:
         """What `call` of a thread of `pid` acts on."""
@@ -188,7 +183,7 @@ class Resolver:
     def _ask(self, read: Callable[[], T], otherwise: T) -> tuple[T, str]:
         """The result, or `otherwise` and why."""
         try:
-            return self._helper.run(read), ""
+            return self.helper.run(read), ""
         except NotInTime:
             return otherwise, "what the process waits for could not be read in time"
         except OSError as error:
@@ -291,11 +286,11 @@ class Resolver:
 
     @cached_property
     def _own(self) -> Descriptors:
-        return Descriptors(self._family)
+        return Descriptors(self.family)
 
     @cached_property
     def _all(self) -> Descriptors:
-        return Descriptors(self._everyone())
+        return Descriptors(self.everyone())
 
     def _sendfile(self, target: Target, pid: int, tid: int, call: Call) -> Target:
         """It reads one descriptor and writes another, and where it sleeps shows which it is in."""
@@ -316,7 +311,7 @@ class Resolver:
     def _lock(self, target: Target, pid: int, call: Call) -> Target:
         file = open_file(pid, _signed(call.args[0]), self._mounts_of(pid))
         lock = FileLock(_lock_kind(target.call, call), file.link, file.inode)
-        holder = lock_holder(self._locks, lock, pid, self._everyone)
+        holder = lock_holder(self._locks, lock, pid, self.everyone)
         return replace(
             target, objects=(Object(file),), path=file.link, mount=file.mount, holder=holder
         )

@@ -12,6 +12,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from frd.model import NodeNs, NodeRawNs
@@ -61,22 +62,17 @@ PAUSE_NS: Final = 30_000_000_000
 """How long a trace is left alone after it could not be read."""
 
 
+@dataclass(slots=True)
 class Traces:
     """What all inspected ranks share. Used by one thread at a time."""
 
-    def __init__(
-        self,
-        to_raw: Callable[[NodeNs], NodeRawNs],
-        helper: Helper | None = None,
-        real_now: Callable[[], int] = time.time_ns,
-    ) -> None:
-        """`to_raw` takes stamps of the node's wall clock, which `real_now` shows."""
-        self.to_raw = to_raw
-        self.helper = Helper(name="frd-trace-of") if helper is None else helper
-        """Not the one that reads memory: if a trace hangs it, no trace is read, and that is all."""
-        self.real_now = real_now
-        self.broken = 0
-        """Lines and gzip members that were left out."""
+    to_raw: Callable[[NodeNs], NodeRawNs]
+    """Takes stamps of the node's wall clock, which `real_now` shows."""
+    helper: Helper = field(default_factory=lambda: Helper(name="frd-trace-of"))
+    """Not the one that reads memory: if a trace hangs it, no trace is read, and that is all."""
+    real_now: Callable[[], int] = time.time_ns
+    broken: int = 0
+    """Lines and gzip members that were left out."""
 
 
 class Followed:

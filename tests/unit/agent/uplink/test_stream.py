@@ -146,7 +146,7 @@ async def test_a_redirect_while_rows_are_sent() -> None:
     one, two = Replica(), Replica()
     async with replicas.serving(one, two), running(one.address) as stream:
         await async_until(lambda: one.open, "the first welcome")
-        dictionary = stream.dispatch._dictionary
+        dictionary = stream.dispatch.dictionary
         attempt = dictionary.attempt(AttemptKey("train", 0), 1)
         rank = dictionary.rank(attempt, RankInfo(0, 1, "node", "boot", 7))
         dictionary.group(attempt, GroupInfo("0", "default_pg", (0,)))
