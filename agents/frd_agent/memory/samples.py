@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -45,29 +45,24 @@ class _Moment:
         return _MOMENT_BYTES + self.values.nbytes
 
 
+@dataclass(slots=True, eq=False)
 class Samples:
-    def __init__(
-        self,
-        max_bytes: int,
-        number_of: Callable[[SeriesInfo], int],
-        max_moments: int = MAX_MOMENTS,
-    ) -> None:
-        """`number_of` gives the dictionary's number of a series; called from `next_batch` only."""
-        self._max_bytes = max_bytes
-        self._max_moments = max_moments
-        self._number_of = number_of
-        self._lock = threading.Lock()
-        self._tables: dict[tuple[int, bool], Table] = {}
-        """By attempt, and whether they are late; the sampler's side only."""
-        self._waiting: deque[_Moment] = deque()
-        self._sent: deque[_Moment] = deque()
-        """Handed to the present stream, the last `_UNSURE_NS` only."""
-        self._bytes = 0
-        self._events: deque[MemoryEvent] = deque(maxlen=_MAX_EVENTS)
-        self._sent_events: deque[MemoryEvent] = deque(maxlen=_MAX_EVENTS)
-        self._jumped = False
-        self.dropped = 0
-        """Moments of an attempt that the service will never see."""
+    max_bytes: int
+    number_of: Callable[[SeriesInfo], int]
+    """Gives the dictionary's number of a series; called from `next_batch` only."""
+    max_moments: int = MAX_MOMENTS
+    dropped: int = 0
+    """Moments of an attempt that the service will never see."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _tables: dict[tuple[int, bool], Table] = field(default_factory=dict)
+    """By attempt, and whether they are late; the sampler's side only."""
+    _waiting: deque[_Moment] = field(default_factory=deque)
+    _sent: deque[_Moment] = field(default_factory=deque)
+    """Handed to the present stream, the last `_UNSURE_NS` only."""
+    _bytes: int = 0
+    _events: deque[MemoryEvent] = field(default_factory=lambda: deque(maxlen=_MAX_EVENTS))
+    _sent_events: deque[MemoryEvent] = field(default_factory=lambda: deque(maxlen=_MAX_EVENTS))
+    _jumped: bool = False
 
     # -- the sampler's side --------------------------------------------------------------------
 
@@ -120,7 +115,7 @@ class Samples:
     def limit(self, max_bytes: int) -> None:
         """Another bound; from any thread."""
         with self._lock:
-            self._max_bytes = max_bytes
+            self.max_bytes = max_bytes
             self._make_room()
 
     def _keep(self, moment: _Moment) -> None:
@@ -129,7 +124,7 @@ class Samples:
         self._make_room()
 
     def _make_room(self) -> None:
-        while self._bytes > self._max_bytes or self.moments > self._max_moments:
+        while self._bytes > self.max_bytes or self.moments > self.max_moments:
             if self._sent:
                 self._bytes -= self._sent.popleft().bytes
             else:
@@ -174,7 +169,7 @@ class Samples:
             moments = self._take_alike()
         layout = moments[0].layout
         return MemoryColumns(
-            series=np.array([self._number_of(series) for series in layout.series], np.uint32),
+            series=np.array([self.number_of(series) for series in layout.series], np.uint32),
             capacity=np.array(layout.capacity, np.int64),
             begin_ns=np.array([moment.begin_ns for moment in moments], np.int64),
             end_ns=np.array([moment.end_ns for moment in moments], np.int64),
