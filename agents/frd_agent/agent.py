@@ -30,9 +30,9 @@ from frd_agent.addresses.read import Addresses
 from frd_agent.config import LIVE_KEYS, Config
 from frd_agent.counters import Counters
 from frd_agent.inspection.inspector import Inspector
+from frd_agent.launch.commands import LaunchWatch
 from frd_agent.launch.run_lock import Holder, RunLock, make_default
-from frd_agent.launch.watch import LaunchWatch
-from frd_agent.memory import MemoryView, MemoryWatch
+from frd_agent.memory.watch import MemoryView, MemoryWatch
 from frd_agent.metrics import AgentCollector, metrics_server
 from frd_agent.nccl_ras.client import RasClient
 from frd_agent.node_time import NodeTime
@@ -44,7 +44,7 @@ from frd_agent.ranks.poll_schedule import PollPolicy
 from frd_agent.ranks.process import Process
 from frd_agent.ranks.rank import Rank, RankContext
 from frd_agent.ranks.roster import Roster
-from frd_agent.uplink.answers import AnyRank, answer, answer_ras, answer_waits
+from frd_agent.uplink.answers import AnyRank, Send, answer, answer_ras, answer_waits
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.stream import Stream
 from frd_agent.uplink.uplinks import Limits, Uplinks
@@ -164,7 +164,7 @@ class Agent:
         return [*ranks, *self._roster.forming]
 
     def _living(self) -> set[int]:
-        return {one.pid for one in self._living_ranks() if one.pid is not None}
+        return set(filter(None, (one.process.pid for one in self._living_ranks())))
 
     def terminate(self) -> None:
         """`stop`, for SIGTERM."""
@@ -351,16 +351,21 @@ class Agent:
             rank = self._find(stream.dispatch.rank_of(index))
             if rank is None:
                 continue
+            about = rank, request, stream.answer
+            # Neither queues behind dumps and stacks: a look at what the inspector has is quick, and
+            # questions to RAS wait for each other.
             if request.waits:
-                self._start(self._answer_waits(rank, request, stream))
+                ranks = [*self._roster, *self._roster.forming]
+                self._start(request, answer_waits(*about, self._inspector, ranks))
             if request.ras:
-                self._start(self._answer_ras(rank, request, stream))
+                self._start(request, answer_ras(*about, self._ras))
             if request.dump or request.stacks:
-                children = index in request.children_of
-                self._start(self._answer(rank, request, stream, children=children))
+                is_suspect = index in request.children_of
+                self._start(request, self._answer_in_turn(*about, is_suspect=is_suspect))
 
-    def _start(self, answering: Coroutine[None, None, None]) -> None:
+    def _start(self, request: Request, answering: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(answering)
+        asyncio.get_running_loop().call_later(request.timeout_s, task.cancel)
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
 
@@ -370,27 +375,13 @@ class Agent:
     def _known(self) -> Sequence[AnyRank]:
         return (*self._roster, *self._roster.forming, *self._dump_watch.ranks)
 
-    async def _answer(
-        self, rank: AnyRank, request: Request, stream: Stream, *, children: bool
+    async def _answer_in_turn(
+        self, rank: AnyRank, request: Request, send: Send, *, is_suspect: bool
     ) -> None:
-        rank_pids = self._living() if children else None
-        files = self._dump_watch.files_of(rank.number)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(request.timeout_s), self._answering:
-                await answer(rank, request, files, stream.answer, others=rank_pids)
-
-    async def _answer_waits(self, rank: AnyRank, request: Request, stream: Stream) -> None:
-        """Does not queue behind dumps and stacks: it is a look at what the inspector has."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(request.timeout_s):
-                ranks = [*self._roster, *self._roster.forming]
-                await answer_waits(rank, request, self._inspector, ranks, stream.answer)
-
-    async def _answer_ras(self, rank: AnyRank, request: Request, stream: Stream) -> None:
-        """Does not queue behind dumps and stacks either, but behind other questions to RAS."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(request.timeout_s):
-                await answer_ras(rank, request, self._ras, stream.answer)
+        async with self._answering:
+            others = self._living() if is_suspect else None
+            files = self._dump_watch.files_of(rank.number)
+            await answer(rank, request, send, files, others=others)
 
     async def _say_goodbye(self) -> None:
         for task in self._answers:

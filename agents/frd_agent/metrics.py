@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import (
@@ -18,31 +19,26 @@ from prometheus_client.registry import Collector
 
 from frd.address import split_address
 from frd.errors import FrdError
+from frd.model import SeriesKind
 from frd.version import __version__
 from frd_agent.counters import POLL_BOUNDS, Counters
-from frd_agent.memory import MemoryView, memory_metrics
+from frd_agent.memory.watch import MemoryView
 from frd_agent.uplink.uplinks import Uplinks
 
 _DROPPED = ("overrun", "refused", "interpreter")
 _Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
 
 
+@dataclass(frozen=True, eq=False)
 class AgentCollector(Collector):
-    def __init__(
-        self,
-        stats: Counters,
-        uplinks: Uplinks,
-        view: Callable[[], MemoryView],
-        job_and_rank: Callable[[int], tuple[str, int]],
-    ) -> None:
-        """`job_and_rank` takes a rank's number in the dictionary."""
-        self._stats = stats
-        self._uplinks = uplinks
-        self._view = view
-        self._job_and_rank = job_and_rank
+    stats: Counters
+    uplinks: Uplinks
+    view: Callable[[], MemoryView]
+    job_and_rank: Callable[[int], tuple[str, int]]
+    """By a rank's number in the dictionary."""
 
     def collect(self) -> Iterator[Metric]:
-        stats, uplinks = self._stats, self._uplinks
+        stats, uplinks = self.stats, self.uplinks
         yield _gauge("frd_agent_build_info", "Version of this agent.", {__version__: 1}, "version")
         yield _gauge(
             "frd_agent_connected", "1 while every stream to the service is up.", uplinks.connected
@@ -99,7 +95,7 @@ class AgentCollector(Collector):
             ),
             sum_value=stats.poll_sum_s,
         )
-        yield from memory_metrics(self._view(), self._job_and_rank)
+        yield from memory_metrics(self.view(), self.job_and_rank)
 
 
 Values: TypeAlias = float | Mapping[str, float]
@@ -147,3 +143,52 @@ def metrics_server(address: str, collector: Collector) -> Iterator[None]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+_OF_RANKS: Final = (
+    ("frd_rank_gpu_memory_bytes",
+     "Device memory of the rank's process, torch's allocator and all libraries together.",
+     SeriesKind.PROCESS_USED, ["job", "rank", "gpu"]),
+    ("frd_rank_torch_reserved_bytes", "Device memory that torch's allocator of the rank holds.",
+     SeriesKind.TORCH_RESERVED, ["job", "rank"]),
+    ("frd_rank_torch_allocated_bytes", "Device memory in tensors of the rank.",
+     SeriesKind.TORCH_ALLOCATED, ["job", "rank"]),
+    ("frd_rank_host_memory_bytes", "Host memory of the rank's process and its children.",
+     SeriesKind.HOST_USED, ["job", "rank"]),
+)  # fmt: skip
+
+
+def memory_metrics(view: MemoryView, who: Callable[[int], tuple[str, int]]) -> Iterator[Metric]:
+    """`who` gives job and rank of a dictionary's number."""
+    used = {device.uuid: device.used for device in view.devices}
+    total = {device.uuid: device.total for device in view.devices}
+    yield _gauge(
+        "frd_gpu_memory_used_bytes", "Memory of the device in use by all processes.", used, "gpu"
+    )
+    yield _gauge("frd_gpu_memory_total_bytes", "Memory of the device.", total, "gpu")
+    for name, text, kind, labels in _OF_RANKS:
+        family = GaugeMetricFamily(name, text, labels=labels)
+        for values, used_bytes in _of_ranks(view, kind, who, by_device="gpu" in labels).items():
+            family.add_metric(values, used_bytes)
+        yield family
+    yield _gauge(
+        "frd_agent_driver_silent_seconds",
+        "Seconds since the NVIDIA driver stopped answering, 0 while it answers.",
+        view.driver_silent_s,
+    )
+
+
+def _of_ranks(
+    view: MemoryView, kind: SeriesKind, who: Callable[[int], tuple[str, int]], *, by_device: bool
+) -> dict[tuple[str, ...], int]:
+    """By job and rank, and by device or summed over the rank's devices."""
+    sums: dict[tuple[int, str], int] = {}
+    for series, value in view.values.items():
+        if series.kind is kind:
+            key = series.rank, series.device if by_device else ""
+            sums[key] = sums.get(key, 0) + value
+    found: dict[tuple[str, ...], int] = {}
+    for (number, device), value in sorted(sums.items()):
+        job, rank = who(number)  # of two attempts that overlap for a moment the newer one counts
+        found[(job, str(rank), device) if by_device else (job, str(rank))] = value
+    return found

@@ -1,4 +1,7 @@
-"""Reads /proc: the state of a process, and the tree of processes."""
+"""Reads /proc: the state of a process, and the tree of processes.
+
+Names are relative to /proc, such as ``4711/stat``.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from typing import Final, NamedTuple
 from frd.model import NodeNs
 from frd_agent import tap
 
-PROC: Final = Path("/proc")
+PROC = Path("/proc")
+_MAX_STATUS: Final = 64 * 1024
 _LATELY_S: Final = 0.5
 _PEERCRED: Final = struct.Struct("3i")
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
@@ -51,15 +55,66 @@ class Stat(NamedTuple):
         return Vital.STOPPED if self.state in "Tt" else Vital.RUNNING
 
 
-def read_stat(pid: int, proc: Path = PROC) -> Stat | None:
+def path_of(name: str) -> str:
+    return os.path.join(PROC, name)
+
+
+def read_file(name: str, most: int = 4096) -> bytes:
+    """The whole file, which is small; at most about `most` bytes.
+
+    Raises:
+        OSError: as `open`.
+    """
+    fd = os.open(path_of(name), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = [os.read(fd, most)]
+        while parts[-1] and (size := sum(map(len, parts))) < most:
+            parts.append(os.read(fd, most - size))
+    finally:
+        os.close(fd)
+    return b"".join(parts)
+
+
+def content(name: str, most: int = 4096) -> bytes:
+    """As `read_file`; empty if this process may not read it, or it is not there."""
+    with contextlib.suppress(OSError):
+        return read_file(name, most)
+    return b""
+
+
+def names_in(folder: str) -> list[str]:
+    """Empty if this process may not read it, or it is not there."""
+    with contextlib.suppress(OSError):
+        return os.listdir(path_of(folder))
+    return []
+
+
+def link(pid: int | str, name: str) -> str:
+    """Target of a link of the process, such as ``fd/7`` or ``cwd``; empty if it cannot be read."""
+    with contextlib.suppress(OSError):
+        return os.readlink(path_of(f"{pid}/{name}"))
+    return ""
+
+
+def inode_of(link: str) -> int:
+    """Of ``socket:[77]`` or ``pid:[77]``; 0 if it is something else."""
+    inode = link.rpartition("[")[2].rstrip("]")
+    return int(inode) if inode.isdecimal() else 0
+
+
+def namespace_of(pid: int | str, kind: str) -> int:
+    """The inode of its namespace of that kind, such as ``net``; 0 if we may not see it."""
+    return inode_of(link(pid, f"ns/{kind}"))
+
+
+def read_stat(pid: int | str) -> Stat | None:
     """None when there is no such process (or none that we may see).
 
     Raises:
         OSError: this process is short of descriptors or memory; nothing follows for the other.
     """
     try:
-        with open(f"{proc}/{pid}/stat", "rb", buffering=0) as file:
-            raw = file.read()
+        raw = read_file(f"{pid}/stat")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     # The command's name is in parentheses and may itself contain spaces and parentheses.
@@ -87,17 +142,17 @@ def own_start_ticks() -> int:
     return stat.start_ticks if stat is not None else 0
 
 
-def read_all(proc: Path = PROC) -> dict[int, Stat]:
+def read_all() -> dict[int, Stat]:
     """Every process that can be read.
 
     Raises:
-        OSError: `proc` cannot be listed.
+        OSError: /proc cannot be listed.
     """
     found = {}
-    for name in os.listdir(proc):
+    for name in os.listdir(PROC):
         if name.isdecimal():
             try:
-                stat = read_stat(int(name), proc)
+                stat = read_stat(name)
             except (OSError, ValueError):
                 continue
             if stat is not None:
@@ -148,8 +203,8 @@ def number_here(pid: int, start_ticks: int, namespace: int) -> int:
         return 0
     found = []
     for other, stat in _all_lately().items():
-        if stat.start_ticks == start_ticks and _innermost_number(other) == pid:
-            its = _namespace_of(other)
+        if stat.start_ticks == start_ticks and inner_pid(other) == pid:
+            its = namespace_of(other, "pid")
             if its != own and namespace in (0, its or namespace):
                 found.append(other)
     return found[0] if len(found) == 1 else 0
@@ -167,23 +222,17 @@ def _all_lately() -> Mapping[int, Stat]:
     return _lately[1]
 
 
-def _innermost_number(pid: int) -> int:
+def inner_pid(pid: int) -> int:
+    """The number of a process in its own namespace; 0 if it is not shown."""
     return int((status_line(pid, "NSpid") or ["0"])[-1])
 
 
-def _namespace_of(pid: int) -> int:
-    """0 if we may not see it."""
-    with contextlib.suppress(OSError):
-        return (PROC / str(pid) / "ns/pid").stat().st_ino
-    return 0
-
-
-def status_line(pid: int | str, name: str, proc: Path = PROC) -> list[str]:
+def status_line(pid: int | str, name: str) -> list[str]:
     """The words of a line of /proc/<pid>/status, such as ``Uid``; empty if it is not shown."""
-    with contextlib.suppress(OSError):
-        for line in (proc / str(pid) / "status").read_text("ascii", "replace").splitlines():
-            if line.startswith(f"{name}:"):
-                return line.split()[1:]
+    raw = content(f"{pid}/status", _MAX_STATUS)
+    for line in raw.decode("ascii", "replace").splitlines():
+        if line.startswith(f"{name}:"):
+            return line.split()[1:]
     return []
 
 
@@ -201,23 +250,21 @@ def peer_of(client: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def capabilities(pid: int | str, which: str, proc: Path = PROC) -> int:
+def capabilities(pid: int | str, which: str) -> int:
     """A set of capabilities, such as ``CapEff``; 0 if the process cannot be read."""
-    return int("".join(status_line(pid, which, proc)) or "0", 16)
+    return int("".join(status_line(pid, which)) or "0", 16)
 
 
-def ptrace_scope(proc: Path = PROC) -> int:
+def ptrace_scope() -> int:
     """Yama's restriction of which processes may read others; 0 on a kernel without it."""
-    with contextlib.suppress(OSError, ValueError):
-        return int((proc / "sys/kernel/yama/ptrace_scope").read_text("ascii"))
-    return 0
+    return int(content("sys/kernel/yama/ptrace_scope") or 0)
 
 
 def has_tap(pid: int) -> bool:
     """The process has a thread of a tap; true as well of one that has ended."""
     with contextlib.suppress(OSError):
         return any(
-            (thread / "comm").read_bytes().strip() == tap.THREAD_NAME
-            for thread in (PROC / str(pid) / "task").iterdir()
+            read_file(f"{pid}/task/{tid}/comm").strip() == tap.THREAD_NAME
+            for tid in os.listdir(path_of(f"{pid}/task"))
         )
     return True

@@ -8,18 +8,22 @@ descriptor stays open.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
 from frd_agent import tap
 
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_TORN_READS: Final = 5
+_HEAD: Final = tap.PREFIX.size + 8
 NOT_THE_FORM: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding raises for bytes that are not of the form."""
 
@@ -71,6 +75,21 @@ def opened(path: str | os.PathLike[str], kind: int = stat.S_IFREG) -> Iterator[i
         os.close(fd)
 
 
+def try_lock(fd: int, how: int = fcntl.LOCK_EX) -> bool:
+    """Lock the file, if no other process has.
+
+    Raises:
+        OSError: it cannot be locked.
+    """
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
+        return False
+    return True
+
+
 def read_up_to(fd: int, most: int) -> bytes:
     """The first `most` bytes at the most."""
     with open(fd, "rb", closefd=False) as file:
@@ -88,26 +107,62 @@ def json_of(path: str | os.PathLike[str], form: type[_Form], most: int) -> _Form
     return found
 
 
-class KeptOpen:
-    """A file that is read again and again, with pread and not through a mapping: if another
-    process truncates it, a read is short, and this process does not die of SIGBUS."""
+class Section(Generic[_Form]):
+    """A part of a file that another process writes again and again, as a whole. It is read with
+    pread and not through a mapping: if the other process truncates the file, a read is short, and
+    this process does not die of SIGBUS."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(
+        self,
+        path: Path,
+        at: int,
+        size: int,
+        parse: Callable[[bytes], _Form | None],
+        still_s: float = 0.0,
+    ) -> None:
+        """`parse` gives None for what is not one whole writing. If nothing has changed for longer
+        than `still_s`, the next reading opens the file again: it may have been replaced."""
+        self._path, self._at, self._size, self._parse = path, at, size, parse
         self._fd: int | None = None
+        self._head = b""
+        """How the newest one begins: each has another number and time there."""
+        self._latest: _Form | None = None
+        self._still_s, self._moved_s = still_s, time.monotonic()
 
-    def read(self, size: int, at: int = 0) -> bytes:
-        """Empty if the file cannot be read; the next call opens it again."""
+    def read(self) -> _Form | None:
+        """What was written last, the same object until there is another; None if the file is
+        missing, corrupt or not written yet."""
+        now_s = time.monotonic()
+        for _ in range(_TORN_READS):
+            raw = self._read()
+            if raw[:_HEAD] == self._head:
+                if now_s - self._moved_s >= self._still_s:
+                    self.close()
+                    self._moved_s = now_s
+                return self._latest
+            if (found := self._parse(raw)) is not None:
+                self._head, self._latest, self._moved_s = raw[:_HEAD], found, now_s
+                return found
+        return None
+
+    def _read(self) -> bytes:
         try:
             if self._fd is None:
                 self._fd = os.open(self._path, _FLAGS)
-            return os.pread(self._fd, size, at)
+            return os.pread(self._fd, self._size, self._at)
         except OSError:
             self.close()
             return b""
 
     def close(self) -> None:
-        """The next `read` opens the file again: it may have been replaced."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def is_begun(raw: bytes, magic: bytes) -> bool:
+    """Whether a section of the counters file begins so, and is not being written."""
+    if len(raw) < tap.PREFIX.size:
+        return False
+    found, sequence = tap.PREFIX.unpack_from(raw)
+    return bool(found == magic and sequence > 0 and sequence % 2 == 0)

@@ -31,7 +31,7 @@ from frd.wire.messages import (
     Welcome,
 )
 from frd_agent.counters import Counters
-from frd_agent.memory import Samples
+from frd_agent.memory.samples import Samples
 from frd_agent.node_time import NodeTime
 from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from frd.flight.stacks.text import RESTED, USAGE
-from frd_agent.ranks.stacks.cpu_usage import _LEAST_S, usage_text
+from frd_agent.ranks.stacks.children import _LEAST_S, usage_text
 from tests.sim.places import Frame, Place, place_of
 from tests.sim.ranks import SimRank
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from frd.errors import ServiceUnavailable
 from frd.flight.entry import Status
@@ -37,7 +37,7 @@ from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.rank_progress import live_progress, raw_counters
 from frd_agent.recorder.recorders import Heartbeat, Recorders
 from frd_agent.recorder.rows import Row, columns
-from frd_agent.recorder.worker_server import Busy, First, Refused, Silent
+from frd_agent.recorder.worker_server import Busy, First, Handlers, Refused, Silent
 from tests.sim.looks import Looks
 from tests.sim.ranks import SimRank
 from tests.world.clocks import S
@@ -115,7 +115,7 @@ class Watched:
         self._attempt = dictionary.attempt(process.key, process.info.world_size)
         self.number = dictionary.rank(self._attempt, process.info)
         self._naming = Naming(dictionary, self._attempt)
-        self._recorders = Recorders(_Socket(process.rank), agent.time)
+        self._recorders = Recorders(cast(Handlers, _Socket(process.rank)), agent.time)
         self._recorders.hooked = process.rank.hooked
         self._recorders.begin_attempt(self._naming)
         self._watch = PollSchedule(PollPolicy())

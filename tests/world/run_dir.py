@@ -18,7 +18,7 @@ import msgspec
 
 from frd_agent import tap
 from frd_agent.counters import Counters
-from frd_agent.memory import Samples
+from frd_agent.memory.samples import Samples
 from frd_agent.node_time import NodeTime
 from frd_agent.proc import read_stat
 from frd_agent.ranks.poll_schedule import PollPolicy

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from frd.forms import log_lines
 from frd_agent.addresses import log_tail
 from frd_agent.addresses.read import Stderr, shown
-from frd_agent.proc import PROC
+from frd_agent.proc import path_of
 from frd_agent.ranks.rank_process import RankProcess
+from frd_agent.ranks.stacks.outside import output_of
 
 WITHIN_S: Final = 2.0
-_END_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class Log:
             return no_log("the agent has not seen its process")
         files = [(self.configured, 0, False)] if self.configured else []
         if seen.path and (pid := self.process.readable) is not None:
-            files.append((f"{PROC}/{pid}/fd/2", seen.inode, True))
+            files.append((path_of(f"{pid}/fd/2"), seen.inode, True))
         if seen.path and seen.has_path:
             files.append((seen.path, seen.inode, False))
         if not files:
@@ -45,31 +44,19 @@ class Log:
 
 
 async def _tail(asked: dict[str, Any]) -> dict[str, Any]:
-    try:
-        reader = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", log_tail.__file__, json.dumps(asked)),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env={},
-        )
-    except OSError as error:
-        return no_log(f"{sys.executable}: {error.strerror}")
+    command = sys.executable, "-I", "-S", log_tail.__file__, json.dumps(asked)
     try:
         async with asyncio.timeout(WITHIN_S):
-            out, _ = await reader.communicate()
+            status, out, _ = await output_of(*command, env={})
     except TimeoutError:
         return no_log(f"its file system has not answered within {WITHIN_S:g} s")
-    finally:
-        if reader.returncode is None:
-            reader.kill()
-            with suppress(TimeoutError):  # if it hangs in the kernel, it stays for as long as that
-                await asyncio.wait_for(reader.wait(), _END_S)
+    except OSError as error:
+        return no_log(f"{sys.executable}: {error.strerror}")
     head, _, data = out.partition(b"\n")
     try:
         found = json.loads(head)
     except ValueError:
-        return no_log(f"the process that read it ended with status {reader.returncode}")
+        return no_log(f"the process that read it ended with status {status}")
     lines = log_lines(data.decode("utf-8", "replace"))
     return {"path": shown(found["path"]), "lines": lines, "why": shown(found["why"])}
 

@@ -13,14 +13,12 @@ import pwd
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from frd.model import Address
 from frd_agent.addresses.blanked import blanked
 from frd_agent.inspection.reading.memory import Helper, NotInTime
-from frd_agent.inspection.reading.threads import read_file
-from frd_agent.proc import PROC, status_line
+from frd_agent.proc import content, link, namespace_of, path_of, status_line
 from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.tap_files import TapIdentity
 from frd_agent.untrusted_files import opened, read_up_to
@@ -68,10 +66,9 @@ class Stderr:
 class Addresses:
     """Of the ranks of one agent. Used by one thread at a time."""
 
-    def __init__(self, log_path: str = "", proc: Path = PROC) -> None:
+    def __init__(self, log_path: str = "") -> None:
         """`log_path`: as in the agent's configuration."""
         self._log_path = log_path
-        self._proc = proc
         self._helper = Helper(_WITHIN_S, "frd-address")
         self._directory = Helper(name="frd-user-names")
 
@@ -81,8 +78,7 @@ class Addresses:
         """Both None if the process is not seen, or cannot be read in time."""
         with suppress(NotInTime, OSError, LookupError):
             if (pid := process.readable) is not None:
-                at = self._proc / str(pid)
-                address, stderr = self._helper.run(lambda: _read(pid, identity.host, at))
+                address, stderr = self._helper.run(lambda: _read(pid, identity.host))
                 if process.may_read(pid):
                     log = shown(self.configured(identity) or stderr.path)
                     return replace(address, user=self._user(stderr.uid), log=log), stderr
@@ -107,18 +103,18 @@ def shown(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _read(pid: int, node: str, at: Path) -> tuple[Address, Stderr]:
+def _read(pid: int, node: str) -> tuple[Address, Stderr]:
     """
     Raises:
         LookupError: the process is gone.
     """
-    uid, gid = (int(status_line(pid, name, at.parent)[1]) for name in ("Uid", "Gid"))
-    line = _bytes(at / "cmdline", _COMMAND_BYTES)
+    uid, gid = (int(status_line(pid, name)[1]) for name in ("Uid", "Gid"))
+    line = content(f"{pid}/cmdline", _COMMAND_BYTES)
     words = os.fsdecode(line).rstrip("\0").split("\0")
     if len(line) == _COMMAND_BYTES:  # what is cut may be half of a secret
         words.pop()
-    variables = _variables(_bytes(at / "environ", _ENVIRONMENT_BYTES))
-    containers = _CONTAINER.findall(_bytes(at / "cgroup", _COMMAND_BYTES))
+    variables = _variables(content(f"{pid}/environ", _ENVIRONMENT_BYTES))
+    containers = _CONTAINER.findall(content(f"{pid}/cgroup", _COMMAND_BYTES))
     pod = variables.get(b"POD_NAME", "")
     if not pod and b"KUBERNETES_SERVICE_HOST" in variables:
         pod = variables.get(b"HOSTNAME", "")
@@ -129,28 +125,18 @@ def _read(pid: int, node: str, at: Path) -> tuple[Address, Stderr]:
         container=containers[-1].decode("ascii") if containers else "",
         slurm_job=variables.get(b"SLURM_JOB_ID", ""),
         slurm_step=variables.get(b"SLURM_STEP_ID", ""),
-        namespace=variables.get(b"POD_NAMESPACE", "") or (_namespace(at) if pod else ""),
+        namespace=variables.get(b"POD_NAMESPACE", "") or (_namespace(pid) if pod else ""),
         pod=pod,
     )
-    return address, _stderr(at, uid, gid)
+    return address, _stderr(pid, uid, gid)
 
 
-def _stderr(at: Path, uid: int, gid: int) -> Stderr:
+def _stderr(pid: int, uid: int, gid: int) -> Stderr:
     """Looks at no file: its file system may not answer."""
-    link, has_path = "", False
-    found = re.search(rb"^ino:\s*(\d+)$", _bytes(at / "fdinfo/2", _COMMAND_BYTES), re.MULTILINE)
-    with suppress(OSError):
-        link = os.readlink(at / "fd/2")
-        mounts = (os.readlink(one / "ns/mnt") for one in (at, at.parent / "self"))
-        has_path = found is not None or len(set(mounts)) == 1
-    return Stderr(uid, gid, link, int(found[1]) if found else 0, has_path)
-
-
-def _bytes(path: Path, most: int) -> bytes:
-    """Empty if this process may not read it."""
-    with suppress(OSError):
-        return read_file(str(path), most)
-    return b""
+    found = re.search(rb"^ino:\s*(\d+)$", content(f"{pid}/fdinfo/2", _COMMAND_BYTES), re.MULTILINE)
+    mounts = {namespace_of(one, "mnt") for one in (pid, "self")}
+    inode, has_path = int(found[1]) if found else 0, found is not None or len(mounts) == 1
+    return Stderr(uid, gid, link(pid, "fd/2"), inode, has_path)
 
 
 def _variables(environment: bytes) -> dict[bytes, str]:
@@ -159,10 +145,10 @@ def _variables(environment: bytes) -> dict[bytes, str]:
     return {name: value for name, value in found.items() if re.fullmatch(_FORMS[name], value)}
 
 
-def _namespace(at: Path) -> str:
+def _namespace(pid: int) -> str:
     """From the files of the pod. A link from the root would lead out of its container."""
-    run = "run" if (at / "root/var/run").is_symlink() else "var/run"
-    with suppress(OSError), opened(at / "root" / run / _NAMESPACE) as fd:
+    run = "run" if link(pid, "root/var/run") else "var/run"
+    with suppress(OSError), opened(path_of(f"{pid}/root/{run}/{_NAMESPACE}")) as fd:
         found = read_up_to(fd, 256).decode("utf-8", "replace").strip()
         return found if re.fullmatch(_LABEL, found) else ""
     return ""

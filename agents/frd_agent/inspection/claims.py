@@ -20,6 +20,8 @@ from frd_agent.inspection.tracking import Wait
 
 LOADER: Final = "pt_data_worker"
 """The name that torch gives to its DataLoader workers."""
+MAX_FAMILY: Final = 128
+"""Processes of one rank, itself included; the nearest ones."""
 _KINDS: Final = {
     Class.READ: WaitKind.FILE_READ,
     Class.WRITE: WaitKind.FILE_WRITE,

@@ -17,9 +17,9 @@ from collections.abc import Collection
 from typing import Final
 
 from frd_agent.inspection.claims import RankView
-from frd_agent.inspection.reading.sockets import inode_of
 from frd_agent.inspection.syscalls import POLLS, Class
 from frd_agent.inspection.targets import Object
+from frd_agent.proc import inode_of
 
 _READS: Final = (Class.READ, Class.RECEIVE, *POLLS)
 _TERMINALS: Final = ("/dev/pts/", "/dev/tty", "/dev/console")

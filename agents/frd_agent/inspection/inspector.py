@@ -13,19 +13,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Final
 
 from frd.wire.waits import WaitReport
 from frd_agent.counters import Counters
 from frd_agent.inspection.claims import UNKNOWN
-from frd_agent.inspection.processes import Processes, RankOf
 from frd_agent.inspection.reading.memory import Helper
-from frd_agent.inspection.sampler import RankSampler
+from frd_agent.inspection.sampler import Processes, RankOf, RankSampler
 from frd_agent.inspection.traces.followed import Traces
 from frd_agent.inspection.tracking import ENOUGH
 from frd_agent.node_time import NodeTime
-from frd_agent.proc import PROC
 from frd_agent.ranks.rank_process import RankProcess
 
 LEASE_S: Final = 10.0
@@ -54,11 +51,8 @@ class Inspector:
     """Safe to use from any thread. The thread starts with the first request, and it is a daemon:
     a file of /proc that blocks costs inspections, and never the agent."""
 
-    def __init__(
-        self, stats: Counters, node_time: NodeTime | None = None, proc: Path = PROC
-    ) -> None:
+    def __init__(self, stats: Counters, node_time: NodeTime | None = None) -> None:
         self._stats = stats
-        self._proc = proc
         self._time = NodeTime(stats) if node_time is None else node_time
         self._helper = Helper()
         self._traces = Traces(self._time.one_to_raw)
@@ -68,7 +62,7 @@ class Inspector:
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._processes = Processes(proc)
+        self._processes = Processes()
         self._failing = False
         self._every_s = EVERY_S
 
@@ -82,7 +76,7 @@ class Inspector:
                 return lease.report
             if key is None or len(self._leases) >= MAX_RANKS or self._stop.is_set():
                 return UNKNOWN
-            common = self._processes, self._helper, self._traces, self._proc
+            common = self._processes, self._helper, self._traces
             self._leases[key] = _Lease(RankSampler(process, *common), until_s, rank_of)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="frd-inspect", daemon=True)

@@ -10,6 +10,7 @@ from frd.model import Certainty, WaitKind
 from frd.wire.waits import WaitReport
 from frd_agent.inspection.claims import (
     LOADER,
+    MAX_FAMILY,
     UNKNOWN,
     RankView,
     claim,
@@ -21,7 +22,6 @@ from frd_agent.inspection.claims import (
     subject,
 )
 from frd_agent.inspection.idle import answering, is_idle, is_new
-from frd_agent.inspection.processes import MAX_FAMILY
 from frd_agent.inspection.reading.files import printable
 from frd_agent.inspection.syscalls import Class
 from frd_agent.inspection.targets import Object

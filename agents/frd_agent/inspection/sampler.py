@@ -5,15 +5,14 @@ Knows no time and no thread: `inspector` calls it once a second.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Final
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, TypeAlias
 
 from frd.model import Holder, NodeRawNs
 from frd.wire.waits import WaitReport
-from frd_agent.inspection.claims import UNKNOWN, ProcessView, RankView
-from frd_agent.inspection.processes import Processes, RankOf
-from frd_agent.inspection.reading.locks import HeldLock
+from frd_agent.inspection.claims import MAX_FAMILY, UNKNOWN, ProcessView, RankView
+from frd_agent.inspection.reading.locks import HeldLock, NodeLocks
 from frd_agent.inspection.reading.memory import Helper
 from frd_agent.inspection.reading.rights import missing_right
 from frd_agent.inspection.reading.threads import (
@@ -28,8 +27,67 @@ from frd_agent.inspection.traces.followed import Traces
 from frd_agent.inspection.traces.witness import Witness
 from frd_agent.inspection.tracking import Tracker, Wait
 from frd_agent.inspection.wait_chain import waits_for
-from frd_agent.proc import PROC
+from frd_agent.proc import Stat, by_parent, descendants, read_all
 from frd_agent.ranks.rank_process import RankProcess
+
+SCAN_S: Final = 2.0
+_SCAN_SHARE: Final = 1 / 400
+"""A node with very many processes is scanned more rarely, to take no more than this of a core."""
+_MAX_DEPTH: Final = 64
+
+RankOf: TypeAlias = Mapping[int, int | None]
+"""The rank of each rank process of the node, by pid; None if it is of another job."""
+
+
+class Processes:
+    """Lives on one thread."""
+
+    def __init__(self) -> None:
+        self.locks = NodeLocks()
+        """As of the last `look`."""
+        self._stats: dict[int, Stat] = {}
+        self._children: dict[int, list[int]] = {}
+        self._scan_at_s = 0.0
+
+    def look(self, now_s: float) -> None:
+        """Read the tree again, when that is due. Call it once for each round of samples."""
+        self.locks.forget()
+        if now_s < self._scan_at_s:
+            return
+        began = time.thread_time()
+        try:
+            self._stats = read_all()
+        except OSError:
+            return  # short of descriptors: the tree as it was
+        self._children = by_parent(self._stats)
+        cost_s = time.thread_time() - began
+        self._scan_at_s = now_s + max(SCAN_S, cost_s / _SCAN_SHARE)
+
+    def family(self, pid: int, ranks: Iterable[int]) -> list[int]:
+        """The process and its descendants that are no other rank's, nearest first."""
+        below = descendants(pid, self._children, but=frozenset(ranks), most=MAX_FAMILY - 1)
+        return [pid, *below]
+
+    def children(self, pid: int) -> list[int]:
+        return self._children.get(pid, [])
+
+    def everyone(self) -> list[int]:
+        return list(self._stats)
+
+    def above(self, pid: int) -> list[int]:
+        """Its parent, the parent of that, and so on; without the first process of the node."""
+        found: list[int] = []
+        stat = self._stats.get(pid)
+        while stat is not None and stat.parent > 1 and len(found) < _MAX_DEPTH:
+            found.append(stat.parent)
+            stat = self._stats.get(stat.parent)
+        return found
+
+    def holder(self, pid: int, rank_of: RankOf) -> Holder:
+        """A process, with the rank that it or a parent of it is."""
+        ranks = [rank_of[one] for one in (pid, *self.above(pid)) if one in rank_of]
+        return Holder(pid, ranks[0] if ranks else None, comm(pid, pid))
+
 
 _MAX_HOLDERS: Final = 8
 """Processes outside of the rank that are sampled because they hold what it waits for."""
@@ -44,14 +102,12 @@ class RankSampler:
         processes: Processes,
         helper: Helper,
         traces: Traces,
-        proc: Path = PROC,
     ) -> None:
         self._pid = process.pid or 0
         self._may_read = process.may_read
-        self._witness = Witness(traces, proc)
+        self._witness = Witness(traces)
         self._processes = processes
         self._helper = helper
-        self._proc = proc
         self._tracker = Tracker()
         self._outside: tuple[int, ...] = ()
         self._locked: set[HeldLock] = set()
@@ -65,11 +121,10 @@ class RankSampler:
             [pid for pid in family if self._may_read(pid)],
             lambda: [pid for pid in self._nearest(family, rank_of) if self._may_read(pid)],
             self._helper,
-            self._proc,
         )
         views = {}
         for pid in inspected:
-            sample = read_process(pid, self._proc) if self._may_read(pid) else None
+            sample = read_process(pid) if self._may_read(pid) else None
             if sample is not None:
                 view = self._view(sample, resolver, now_ns)
                 if self._may_read(pid):  # it was the same process all the time
@@ -91,19 +146,19 @@ class RankSampler:
             self._who(held, rank_of),
             frozenset(self._processes.above(self._pid)),
             tuple(locked),
-            missing_right(self._pid, self._proc) if is_denied else "",
+            missing_right(self._pid) if is_denied else "",
         )
         return self._witness.add(waits_for(whole), whole, now_ns)
 
     def _view(self, sample: ProcessSample, resolver: Resolver, now_ns: NodeRawNs) -> ProcessView:
         waits = [self._wait(sample.pid, thread, resolver, now_ns) for thread in sample.threads]
-        name = comm(sample.pid, sample.pid, self._proc)
+        name = comm(sample.pid, sample.pid)
         children = tuple(self._processes.children(sample.pid))
         return ProcessView(sample.pid, name, waits[0], tuple(waits[1:]), children)
 
     def _wait(self, pid: int, thread: ThreadSample, resolver: Resolver, now_ns: NodeRawNs) -> Wait:
         def resolve() -> tuple[Target | None, str]:
-            name = comm(pid, thread.tid, self._proc)
+            name = comm(pid, thread.tid)
             call = thread.call
             if call is None or not (thread.tid == pid or has_object(call)):
                 return None, name

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Final, TypeVar
 
 from frd_agent.inspection.reading.files import (
+    Descriptors,
+    End,
     Mount,
     OpenFile,
-    link,
     mount_of,
     open_file,
     read_mounts,
@@ -44,9 +44,8 @@ from frd_agent.inspection.reading.memory import (
     read_selected,
     shared_at,
 )
-from frd_agent.inspection.reading.pipes import Descriptors, End
-from frd_agent.inspection.reading.sockets import Peer, Sockets, inode_of
-from frd_agent.inspection.reading.threads import Call, ThreadSample, read_file
+from frd_agent.inspection.reading.sockets import Peer, Sockets
+from frd_agent.inspection.reading.threads import Call, ThreadSample
 from frd_agent.inspection.syscalls import (
     F_OFD_SETLKW,
     FROZEN,
@@ -59,7 +58,7 @@ from frd_agent.inspection.syscalls import (
     is_lock,
     syscall_of,
 )
-from frd_agent.proc import PROC
+from frd_agent.proc import content, inode_of, link
 
 _AT_FDCWD: Final = -100
 _P_PID: Final = 1
@@ -132,22 +131,15 @@ class Target:
         return (self.call.name, *parts)
 
 
+@dataclass
 class Resolver:
-    def __init__(
-        self,
-        family: Sequence[int],
-        everyone: Callable[[], Sequence[int]],
-        helper: Helper,
-        proc: Path = PROC,
-    ) -> None:
-        """`everyone`: all processes of the node, nearest first."""
-        self._family = family
-        self._everyone = everyone
-        self._helper = helper
-        self._proc = proc
-        self._mounts: dict[int, dict[int, Mount]] = {}
-        self._sockets: dict[int, Sockets] = {}
-        """By process."""
+    family: Sequence[int]
+    everyone: Callable[[], Sequence[int]]
+    """All processes of the node, nearest first."""
+    helper: Helper
+    _mounts: dict[int, dict[int, Mount]] = field(default_factory=dict)
+    _sockets: dict[int, Sockets] = field(default_factory=dict)
+    """By process."""
 
     def target(self, pid: int, thread: ThreadSample, call: Call) -> Target:
         """What `call` of a thread of `pid` acts on."""
@@ -165,7 +157,7 @@ class Resolver:
                 return replace(target, child=_child(known, call))
             case Class.FAULT:
                 nothing: list[Mapping] = []
-                maps, problem = self._ask(lambda: read_maps(pid, self._proc), nothing)
+                maps, problem = self._ask(lambda: read_maps(pid), nothing)
                 return replace(target, mapped=data_files(maps), problem=problem)
             case Class.LOCK if is_lock(known, call.args[1]):
                 return self._lock(target, pid, call)
@@ -191,7 +183,7 @@ class Resolver:
     def _ask(self, read: Callable[[], T], otherwise: T) -> tuple[T, str]:
         """The result, or `otherwise` and why."""
         try:
-            return self._helper.run(read), ""
+            return self.helper.run(read), ""
         except NotInTime:
             return otherwise, "what the process waits for could not be read in time"
         except OSError as error:
@@ -202,9 +194,7 @@ class Resolver:
             is_timed = target.call.timeout is not None and call.args[target.call.timeout] != 0
             return replace(target, is_private=True, is_timed=is_timed)
         at = call.args[0]
-        (shared, name), problem = self._ask(
-            lambda: shared_at(read_maps(pid, self._proc), at), (f"@{at:x}", "")
-        )
+        (shared, name), problem = self._ask(lambda: shared_at(read_maps(pid), at), (f"@{at:x}", ""))
         if not shared:
             # The C library waits so for the end of a thread, whose number is the word in memory.
             return replace(target, is_private=True, joins=call.args[2] & 0xFFFFFFFF)
@@ -214,37 +204,35 @@ class Resolver:
         known = target.call
         assert known.path is not None
         address = call.args[known.path]
-        path, problem = self._ask(lambda: read_path(pid, address, self._proc), "")
+        path, problem = self._ask(lambda: read_path(pid, address), "")
         if path and not path.startswith("/"):
             fd = _AT_FDCWD if known.fd is None else _signed(call.args[known.fd])
-            folder = link(pid, "cwd" if fd == _AT_FDCWD else f"fd/{fd}", self._proc)
+            folder = link(pid, "cwd" if fd == _AT_FDCWD else f"fd/{fd}")
             if not folder:
                 problem = "the folder that the path is relative to cannot be read"
             path = posixpath.join(folder, path)
         elif not path and known.fd is not None and not problem:  # an empty path: the file itself
-            path = link(pid, f"fd/{_signed(call.args[known.fd])}", self._proc)
+            path = link(pid, f"fd/{_signed(call.args[known.fd])}")
         mount = mount_of(path, self._mounts_of(pid)) if path else None
         return replace(target, path=path, mount=mount, problem=problem)
 
     def _polled(self, pid: int, known: Syscall, call: Call) -> tuple[tuple[Polled, ...], str]:
         args = call.args
         if known.kind is Class.EPOLL:
-            return self._ask(lambda: read_watched(pid, _signed(args[0]), self._proc), ())
+            return self._ask(lambda: read_watched(pid, _signed(args[0])), ())
         if known.kind is Class.SELECT:
-            return self._ask(
-                lambda: read_selected(pid, _signed(args[0]), args[1:4], self._proc), ()
-            )
-        return self._ask(lambda: read_polled(pid, args[0], args[1], self._proc), ())
+            return self._ask(lambda: read_selected(pid, _signed(args[0]), args[1:4]), ())
+        return self._ask(lambda: read_polled(pid, args[0], args[1]), ())
 
     # -- descriptors ---------------------------------------------------------------------------
 
     def _mounts_of(self, pid: int) -> dict[int, Mount]:
         if pid not in self._mounts:
-            self._mounts[pid] = read_mounts(pid, self._proc)
+            self._mounts[pid] = read_mounts(pid)
         return self._mounts[pid]
 
     def _object(self, pid: int, tid: int, known: Syscall, fd: int, writes: bool = False) -> Object:
-        file = open_file(pid, fd, self._mounts_of(pid), self._proc)
+        file = open_file(pid, fd, self._mounts_of(pid))
         is_pipe = file.special == "pipe" or (file.is_path and self._is_in_pipe(pid, tid))
         if is_pipe:
             is_write = writes or known.kind is Class.WRITE
@@ -268,15 +256,12 @@ class Resolver:
 
     def _function(self, pid: int, tid: int) -> bytes:
         """The kernel function that the thread sleeps in; empty if it cannot be read."""
-        try:
-            return read_file(f"{self._proc}/{pid}/task/{tid}/wchan")
-        except OSError:
-            return b""
+        return content(f"{pid}/task/{tid}/wchan")
 
     def _socket(self, pid: int, file: OpenFile) -> Object:
         inode = inode_of(file.link)
         if pid not in self._sockets:
-            self._sockets[pid] = Sockets(pid, self._proc)
+            self._sockets[pid] = Sockets(pid)
         peer = self._sockets[pid].peer_of(inode)
         if peer is not None and peer.inode:
             return Object(file, self._ends(f"socket:[{peer.inode}]", pid), peer)
@@ -296,19 +281,16 @@ class Resolver:
 
     def _ends(self, target: str, but: int) -> tuple[End, ...]:
         """In the rank's own processes if there, else in any process of the node."""
-        found = self._near(target, but)
-        return found or tuple([end for end in self._all.ends(target) if end.pid != but])
-
-    def _near(self, target: str, but: int) -> tuple[End, ...]:
-        return tuple([end for end in self._own.ends(target) if end.pid != but])
+        near = tuple([end for end in self._own.ends(target) if end.pid != but])
+        return near or tuple([end for end in self._all.ends(target) if end.pid != but])
 
     @cached_property
     def _own(self) -> Descriptors:
-        return Descriptors(self._family, self._proc)
+        return Descriptors(self.family)
 
     @cached_property
     def _all(self) -> Descriptors:
-        return Descriptors(self._everyone(), self._proc)
+        return Descriptors(self.everyone())
 
     def _sendfile(self, target: Target, pid: int, tid: int, call: Call) -> Target:
         """It reads one descriptor and writes another, and where it sleeps shows which it is in."""
@@ -327,16 +309,16 @@ class Resolver:
     # -- locks ---------------------------------------------------------------------------------
 
     def _lock(self, target: Target, pid: int, call: Call) -> Target:
-        file = open_file(pid, _signed(call.args[0]), self._mounts_of(pid), self._proc)
+        file = open_file(pid, _signed(call.args[0]), self._mounts_of(pid))
         lock = FileLock(_lock_kind(target.call, call), file.link, file.inode)
-        holder = lock_holder(self._locks, lock, pid, self._everyone, self._proc)
+        holder = lock_holder(self._locks, lock, pid, self.everyone)
         return replace(
             target, objects=(Object(file),), path=file.link, mount=file.mount, holder=holder
         )
 
     @cached_property
     def _locks(self) -> Sequence[LockRow]:
-        return read_locks(self._proc)
+        return read_locks()
 
 
 def _is_unnamed(peer: Peer | None) -> bool:

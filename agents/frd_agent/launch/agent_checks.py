@@ -21,7 +21,7 @@ from frd_agent import tap
 from frd_agent.config import Config, load
 from frd_agent.launch.checks import Check, agent_check, may_trace, recorders_check, stacks_check
 from frd_agent.memory.host import cgroup
-from frd_agent.proc import PROC, Vital, capabilities, read_all, status_line
+from frd_agent.proc import Vital, capabilities, content, namespace_of, read_all, status_line
 from frd_agent.ranks.process import HIDDEN
 from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.stacks.outside import NoStack, advice, from_py_spy
@@ -32,6 +32,7 @@ from frd_agent.uplink.endpoint import advice as advice_on
 
 _STACK_S: Final = 10.0
 _CONNECT_S: Final = 5.0
+_MAX_COMMAND: Final = 64 * 1024
 
 
 def running_agent(run_dir: Path | None) -> tuple[int, Config] | None:
@@ -58,10 +59,8 @@ def running_agent(run_dir: Path | None) -> tuple[int, Config] | None:
 
 def _options(pid: int) -> list[str] | None:
     """What follows ``frd-agent run`` on its command line; None if it is another program."""
-    try:
-        words = (PROC / str(pid) / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-    except OSError:
-        return None
+    line = content(f"{pid}/cmdline", _MAX_COMMAND)
+    words = line.decode("utf-8", "replace").split("\0")
     for at, word in enumerate(words[:4]):
         if os.path.basename(word) in ("frd-agent", "frd_agent") and "run" in words[at + 1 : at + 2]:
             return words[at + 2 : -1]
@@ -70,12 +69,8 @@ def _options(pid: int) -> list[str] | None:
 
 def _is_mine(pid: int) -> bool:
     """It has the rights and the files of this process."""
-    if status_line(pid, "Uid") != status_line("self", "Uid"):
-        return False
-    try:
-        return os.path.samestat(os.stat(f"/proc/{pid}/ns/mnt"), os.stat("/proc/self/ns/mnt"))
-    except OSError:
-        return False
+    mine, its = ((status_line(one, "Uid"), namespace_of(one, "mnt")) for one in ("self", pid))
+    return mine == its
 
 
 def of_agent(agent: int, config: Config) -> Iterator[Check]:

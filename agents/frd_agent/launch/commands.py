@@ -4,15 +4,17 @@ exec writes one small file per command, named by its pid, which is also the comm
 removes the file when the command has ended. A process below a command that has loaded torch and has
 no thread called `frd-tap` was not reached by the tap: its rank would not be watched, silently.
 Forked children share their parent's program and have no tap unless multiprocessing made them, so
-they are not counted.
+they are not counted. The agent warns of such processes (`LaunchWatch`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -23,8 +25,8 @@ from frd.decodable import decodable
 from frd_agent import tap, untrusted_files
 from frd_agent.launch.command_line import brief
 from frd_agent.proc import (
-    PROC,
     by_parent,
+    content,
     descendants,
     has_tap,
     is_of,
@@ -39,6 +41,8 @@ _FOLDER: Final = "commands"
 _LIBRARY: Final = b"/libtorch_cpu.so"
 _MAX_COMMANDS: Final = 1024
 _MAX_BYTES: Final = 16 * 1024
+_MAX_WORDS: Final = 4 * 1024 * 1024
+_MAX_MAPS: Final = 16 * 1024 * 1024
 GRACE_S: Final = 15.0
 """A process that has just loaded torch may be about to load the tap."""
 
@@ -124,9 +128,10 @@ def untapped(command: Command, grace_s: float = GRACE_S) -> tuple[set[int], list
     for pid in sorted(pids & stats.keys()):
         if status_line(pid, "Uid") != users:
             continue
-        words, parent = _text(pid, "cmdline"), stats[pid].parent
-        is_forked = parent in pids and words == _text(parent, "cmdline")
-        if not words or is_forked or _LIBRARY not in _text(pid, "maps") or has_tap(pid):
+        words, parent = _command_line(pid), stats[pid].parent
+        is_forked = parent in pids and words == _command_line(parent)
+        maps = b"" if not words or is_forked else content(f"{pid}/maps", _MAX_MAPS)
+        if _LIBRARY not in maps or has_tap(pid):
             continue
         text = brief(words.decode("utf-8", "replace").rstrip("\0").split("\0"))
         if time.time_ns() - started_at(stats[pid]) > grace_s * 1e9:
@@ -134,7 +139,79 @@ def untapped(command: Command, grace_s: float = GRACE_S) -> tuple[set[int], list
     return pids, found
 
 
-def _text(pid: int, name: str) -> bytes:
-    with contextlib.suppress(OSError):
-        return (PROC / str(pid) / name).read_bytes()
-    return b""
+def _command_line(pid: int) -> bytes:
+    return content(f"{pid}/cmdline", _MAX_WORDS)
+
+
+_EVERY_S: Final = 1.0
+_LOOK_S: Final = 5.0
+_LOOK_LATER_S: Final = 30.0
+"""Interval after a minute without a new command: a command that is no job may run for days."""
+
+log = logging.getLogger(__name__)
+
+
+class LaunchWatch:
+    """Warns about ranks without a tap.
+
+    `living` returns the pids of the ranks that the agent watches. A process may have torch without
+    the tap for `grace_s`.
+    """
+
+    def __init__(
+        self, run_dir: Path, living: Callable[[], set[int]], grace_s: float = GRACE_S
+    ) -> None:
+        self._directory = str(run_dir)
+        self._living = living
+        self._grace_s = grace_s
+        self._settled: set[Command] = set()
+        """Commands of which a rank has been seen."""
+        self.warnings: dict[Command, str] = {}
+        self._met: dict[Command, float] = {}
+        """When this agent first saw each running command."""
+        self._look_at = 0.0
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self._look()
+            except Exception:  # an error here must not stop the watching of ranks
+                log.exception("%s: commands could not be read", self._directory)
+            await asyncio.sleep(_EVERY_S)
+
+    async def _look(self) -> None:
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        found = running(self._directory)
+        self._settled &= set(found)
+        self.warnings = {one: text for one, text in self.warnings.items() if one in found}
+        self._met = {command: self._met.get(command, now) for command in found}
+        fresh = [command for command in found if command not in self._settled]
+        if fresh:
+            await asyncio.to_thread(self._check, fresh, self._living())
+        new = any(now - self._met[command] < 60 for command in fresh)
+        self._look_at = now + (_LOOK_S if new or not fresh else _LOOK_LATER_S)
+
+    def _check(self, fresh: list[Command], living: set[int]) -> None:
+        """Off the event loop: this reads all of /proc."""
+        for command in fresh:
+            pids, found = untapped(command, self._grace_s)
+            if pids & living:
+                self._settled.add(command)
+            if pids & living or not found:
+                self.warnings.pop(command, None)
+            elif command not in self.warnings:
+                self.warnings[command] = warning(command, found)
+                log.warning("%s", self.warnings[command])
+
+
+def warning(command: Command, found: list[Untapped]) -> str:
+    first = found[0]
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return (
+        f"pid {first.pid}{more} ({first.words}), started by `frd-agent exec -- {command.words}`: "
+        "has loaded torch without the tap, so its rank is not watched: does the launch script "
+        "replace PYTHONPATH, or start python -S? install frd in that environment, and check with "
+        "`frd-agent exec --check -- CMD`"
+    )

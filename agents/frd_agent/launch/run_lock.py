@@ -27,14 +27,13 @@ import msgspec
 from frd.decodable import decodable
 from frd.errors import FrdError
 from frd_agent import tap
-from frd_agent.untrusted_files import NOT_THE_FORM, home, opened
+from frd_agent.untrusted_files import NOT_THE_FORM, home, opened, try_lock
 
 NAME: Final = "agent.lock"
 PATIENCE_S: Final = 6.0
 """How long the lock may be busy: an agent that is being replaced may still be sending its last
 rows, and `holder` takes the lock for a moment."""
 _MAX_BYTES: Final = 64 * 1024
-_BUSY: Final = (errno.EWOULDBLOCK, errno.EACCES)
 
 log = logging.getLogger(__name__)
 
@@ -125,16 +124,12 @@ class RunLock:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
                 raise OSError(errno.EINVAL, "not a regular file with one name")
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno not in _BUSY:
-                    raise
+            if not try_lock(fd):
                 raise RunDirBusy(
                     f"run_dir: {self._run_dir}: {_read(fd)} watches it already: "
                     "stop that agent (a second SIGTERM if it stays for its ranks), "
                     "or give this one its own --run-dir"
-                ) from None
+                )
             os.ftruncate(fd, 0)
             os.pwrite(fd, msgspec.json.encode(self._me), 0)
             with contextlib.suppress(OSError):
@@ -176,11 +171,7 @@ def holder(run_dir: Path) -> Holder | None:
         OSError: the lock exists and cannot be read.
     """
     with contextlib.suppress(FileNotFoundError), opened(run_dir / NAME) as fd:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in _BUSY:
-                raise
+        if not try_lock(fd, fcntl.LOCK_SH):
             return _read(fd)
     return None
 

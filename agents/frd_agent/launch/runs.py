@@ -8,7 +8,6 @@ at a reboot; the service then sees the same attempt start over.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import time
@@ -71,8 +70,7 @@ def _locked(path: Path) -> Iterator[None]:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         for _ in range(_TRIES):
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if untrusted_files.try_lock(fd):
                 break
             time.sleep(_TRY_EVERY_S)
         yield

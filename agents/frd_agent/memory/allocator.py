@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias
 
 from frd.model import MemoryEvent, MemoryEventKind, NodeNs, NodeRawNs, SeriesInfo, SeriesKind
 from frd_agent import tap
@@ -18,17 +17,15 @@ from frd_agent.memory.host.processes import total_bytes
 from frd_agent.memory.target import ABSURD_BYTES, Part, Reading, Target
 from frd_agent.node_time import raw_now
 from frd_agent.recorder.rows import LATEST_NS
-from frd_agent.untrusted_files import KeptOpen
+from frd_agent.untrusted_files import Section, is_begun
 
-_TORN_READS = 3
 _STILL_S = 5.0
-"""A file that has not changed for this long is reopened: it may have been replaced."""
+"""A file is kept open that long: the last publication of a rank may be read after its file went."""
 _NEWS_NS = 60_000_000_000
 """An error older than this at the first read was already reported by another agent."""
 
 
 ToRaw: TypeAlias = Callable[[NodeNs], NodeRawNs]
-_Form = TypeVar("_Form")
 
 
 class Device(NamedTuple):
@@ -60,12 +57,9 @@ class Publication(NamedTuple):
 def parse(raw: bytes) -> Publication | None:
     """None when `raw` does not begin with one whole publication."""
     at = tap.PREFIX.size + tap.MEMORY_BODY.size
-    if len(raw) < at:
+    if len(raw) < at or not is_begun(raw, tap.MEMORY_MAGIC):
         return None
-    magic, sequence = tap.PREFIX.unpack_from(raw)
     begin_ns, end_ns, _, devices, errors = tap.MEMORY_BODY.unpack_from(raw, tap.PREFIX.size)
-    if magic != tap.MEMORY_MAGIC or sequence == 0 or sequence % 2:
-        return None
     if devices > tap.MAX_DEVICES or errors > tap.MAX_ERRORS:
         return None
     errors_at = at + devices * tap.DEVICE.size
@@ -92,56 +86,29 @@ class HostPublication(NamedTuple):
 
 def parse_host(raw: bytes) -> HostPublication | None:
     """As `parse`."""
-    if len(raw) < tap.HOST_SIZE:
+    if len(raw) < tap.HOST_SIZE or not is_begun(raw, tap.HOST_MAGIC):
         return None
-    magic, sequence = tap.PREFIX.unpack_from(raw)
     begin_ns, end_ns, _, used, limit = tap.HOST_BODY.unpack_from(raw, tap.PREFIX.size)
     end = tap.PREFIX.size + tap.HOST_BODY.size
-    is_whole = (zlib.crc32(raw[tap.PREFIX.size : end]),) == tap.CHECKSUM.unpack_from(raw, end)
-    if magic != tap.HOST_MAGIC or sequence == 0 or sequence % 2 or not is_whole:
+    if (zlib.crc32(raw[tap.PREFIX.size : end]),) != tap.CHECKSUM.unpack_from(raw, end):
         return None
     if not 0 <= begin_ns <= end_ns < LATEST_NS or min(used, limit) < 0:
         return None
     return HostPublication(NodeNs(begin_ns), NodeNs(end_ns), used, limit)
 
 
-class _Section(Generic[_Form]):
-    """A part of a counters file, which is published as a whole."""
-
-    def __init__(
-        self, path: Path, at: int, size: int, parse: Callable[[bytes], _Form | None], now_s: float
-    ) -> None:
-        self._file = KeptOpen(path)
-        self.close = self._file.close
-        self._at, self._size, self._parse = at, size, parse
-        self._last = b""
-        """How it began; each publication has another number there."""
-        self._moved_at = now_s
-
-    def read(self, now_s: float) -> _Form | None:
-        """The newest publication, once."""
-        for _ in range(_TORN_READS):
-            raw = self._file.read(self._size, self._at)
-            if raw[: tap.PREFIX.size] == self._last:
-                break
-            if (found := self._parse(raw)) is not None:
-                self._last, self._moved_at = raw[: tap.PREFIX.size], now_s
-                return found
-        if now_s - self._moved_at > _STILL_S:
-            self._moved_at, self._last = now_s, b""
-            self._file.close()
-        return None
-
-
 class _Rank:
     """The allocator's part of one rank's counters file, and that of host memory."""
 
-    def __init__(self, target: Target, to_raw: ToRaw, now_s: float, now_ns: int) -> None:
+    def __init__(self, target: Target, to_raw: ToRaw, now_ns: int) -> None:
         self.target = target
         self._to_raw = to_raw
         path = target.shm_path
-        self._allocator = _Section(path, tap.MEMORY_AT, tap.MEMORY_SIZE, parse, now_s)
-        self._host = _Section(path, tap.HOST_AT, tap.HOST_SIZE, parse_host, now_s)
+        self._allocator = Section(path, tap.MEMORY_AT, tap.MEMORY_SIZE, parse, _STILL_S)
+        self._host = Section(path, tap.HOST_AT, tap.HOST_SIZE, parse_host, _STILL_S)
+        self._found: Publication | None = None
+        self._host_found: HostPublication | None = None
+        """They were read already."""
         self._machine = total_bytes()
         self._news_from_ns = now_ns - _NEWS_NS
         self._last_error: int | None = None
@@ -149,11 +116,13 @@ class _Rank:
         self._counts: dict[bytes, int] = {}
         """Number of errors of each device, for a torch without observers."""
 
-    def read(self, now_s: float, names: Mapping[bytes, str]) -> Part | None:
+    def read(self, names: Mapping[bytes, str]) -> Part | None:
         """`names`: how the driver spells the devices that it knows. None when there is nothing
         new."""
-        if (found := self._allocator.read(now_s)) is None:
+        found = self._allocator.read()
+        if found is None or found is self._found:
             return None
+        self._found = found
         part = Part(self._to_raw(found.begin_ns), self._to_raw(found.end_ns))
         for device in found.devices:
             if any(device.uuid):
@@ -168,11 +137,12 @@ class _Rank:
         part.events = list(self._events(found, names))
         return part
 
-    def read_host(self, now_s: float) -> Part | None:
+    def read_host(self) -> Part | None:
         """As `read`. The limit of the cgroup bounds what the machine has."""
-        found = self._host.read(now_s) if self.target.pid is None else None
-        if found is None:
+        found = self._host.read() if self.target.pid is None else None
+        if found is None or found is self._host_found:
             return None
+        self._host_found = found
         capacity = min(filter(None, (found.limit_bytes, self._machine)), default=0)
         series = SeriesInfo(self.target.number, SeriesKind.HOST_USED)
         reading = Reading(self.target.attempt, series, capacity, found.used_bytes)
@@ -222,7 +192,7 @@ class Allocators:
         self._ranks: dict[int, _Rank] = {}
 
     def read(
-        self, targets: Sequence[Target], names: Mapping[bytes, str], now_s: float, now_ns: int
+        self, targets: Sequence[Target], names: Mapping[bytes, str], now_ns: int
     ) -> list[Part]:
         """What was published since the last call, one part per publication.
 
@@ -232,13 +202,13 @@ class Allocators:
         parts = []
         for number, target in living.items():
             if number not in self._ranks:
-                self._ranks[number] = _Rank(target, self._to_raw, now_s, now_ns)
-            parts.append(self._ranks[number].read(now_s, names))
-            parts.append(self._ranks[number].read_host(now_s))
+                self._ranks[number] = _Rank(target, self._to_raw, now_ns)
+            parts.append(self._ranks[number].read(names))
+            parts.append(self._ranks[number].read_host())
         for number in self._ranks.keys() - living.keys():
             # Its last publication, at exit, contains the error that may have ended it.
             gone = self._ranks.pop(number)
-            parts.append(gone.read(now_s, names))
+            parts.append(gone.read(names))
             gone.close()
         return [part for part in parts if part is not None]
 

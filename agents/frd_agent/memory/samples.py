@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -45,29 +45,24 @@ class _Moment:
         return _MOMENT_BYTES + self.values.nbytes
 
 
+@dataclass(slots=True, eq=False)
 class Samples:
-    def __init__(
-        self,
-        max_bytes: int,
-        number_of: Callable[[SeriesInfo], int],
-        max_moments: int = MAX_MOMENTS,
-    ) -> None:
-        """`number_of` gives the dictionary's number of a series; called from `next_batch` only."""
-        self._max_bytes = max_bytes
-        self._max_moments = max_moments
-        self._number_of = number_of
-        self._lock = threading.Lock()
-        self._tables: dict[tuple[int, bool], Table] = {}
-        """By attempt, and whether they are late; the sampler's side only."""
-        self._waiting: deque[_Moment] = deque()
-        self._sent: deque[_Moment] = deque()
-        """Handed to the present stream, the last `_UNSURE_NS` only."""
-        self._bytes = 0
-        self._events: deque[MemoryEvent] = deque(maxlen=_MAX_EVENTS)
-        self._sent_events: deque[MemoryEvent] = deque(maxlen=_MAX_EVENTS)
-        self._jumped = False
-        self.dropped = 0
-        """Moments of an attempt that the service will never see."""
+    max_bytes: int
+    number_of: Callable[[SeriesInfo], int]
+    """Gives the dictionary's number of a series; called from `next_batch` only."""
+    max_moments: int = MAX_MOMENTS
+    dropped: int = 0
+    """Moments of an attempt that the service will never see."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _tables: dict[tuple[int, bool], Table] = field(default_factory=dict)
+    """By attempt, and whether they are late; the sampler's side only."""
+    _waiting: deque[_Moment] = field(default_factory=deque)
+    _sent: deque[_Moment] = field(default_factory=deque)
+    """Handed to the present stream, the last `_UNSURE_NS` only."""
+    _bytes: int = 0
+    _events: deque[MemoryEvent] = field(default_factory=lambda: deque(maxlen=_MAX_EVENTS))
+    _sent_events: deque[MemoryEvent] = field(default_factory=lambda: deque(maxlen=_MAX_EVENTS))
+    _jumped: bool = False
 
     # -- the sampler's side --------------------------------------------------------------------
 
@@ -120,7 +115,7 @@ class Samples:
     def limit(self, max_bytes: int) -> None:
         """Another bound; from any thread."""
         with self._lock:
-            self._max_bytes = max_bytes
+            self.max_bytes = max_bytes
             self._make_room()
 
     def _keep(self, moment: _Moment) -> None:
@@ -129,7 +124,7 @@ class Samples:
         self._make_room()
 
     def _make_room(self) -> None:
-        while self._bytes > self._max_bytes or self.moments > self._max_moments:
+        while self._bytes > self.max_bytes or self.moments > self.max_moments:
             if self._sent:
                 self._bytes -= self._sent.popleft().bytes
             else:
@@ -174,7 +169,7 @@ class Samples:
             moments = self._take_alike()
         layout = moments[0].layout
         return MemoryColumns(
-            series=np.array([self._number_of(series) for series in layout.series], np.uint32),
+            series=np.array([self.number_of(series) for series in layout.series], np.uint32),
             capacity=np.array(layout.capacity, np.int64),
             begin_ns=np.array([moment.begin_ns for moment in moments], np.int64),
             end_ns=np.array([moment.end_ns for moment in moments], np.int64),
@@ -213,3 +208,61 @@ class Samples:
             self._bytes -= self._sent.popleft().bytes
         while self._sent_events and self._sent_events[0].at_ns < before_ns:
             self._sent_events.popleft()
+
+
+class NodeSamples:
+    """The samples of all jobs of a node, for the sampler, which knows attempts but no jobs.
+
+    Every job has its own queue, because it has its own stream. The sampler's thread adds while the
+    event loop adds and removes queues, so a table of them is replaced, never changed.
+    """
+
+    def __init__(self, job_of: Callable[[int], str], attempt_of: Callable[[int], int]) -> None:
+        """`job_of` gives the job of an attempt, `attempt_of` the attempt of a rank, by the
+        dictionary's numbers. Both are called on the sampler's thread, too."""
+        self._job_of = job_of
+        self._attempt_of = attempt_of
+        self._queues: Mapping[str, Samples] = {}
+
+    def use(self, queues: Mapping[str, Samples]) -> None:
+        """The queues by job, from now on."""
+        self._queues = dict(queues)
+
+    # -- the sampler's side --------------------------------------------------------------------
+
+    def add(
+        self, begin_ns: int, end_ns: int, readings: Iterable[Reading], *, late: bool = False
+    ) -> bool:
+        """As `Samples.add`. Readings of a job without a queue, which has just ended, are left
+        out."""
+        queues = self._queues
+        by_job: dict[str, list[Reading]] = {}
+        for reading in readings:
+            by_job.setdefault(self._job_of(reading.attempt), []).append(reading)
+        jumped = False
+        for job, some in by_job.items():
+            if (queue := queues.get(job)) is not None:
+                jumped |= queue.add(begin_ns, end_ns, some, late=late)
+        return jumped
+
+    def event(self, event: MemoryEvent) -> None:
+        queue = self._queues.get(self._job_of(self._attempt_of(event.rank)))
+        if queue is not None:
+            queue.event(event)
+
+    def follow(self, attempts: Collection[int], ranks: Collection[int]) -> None:
+        """These are alive, and no others."""
+        for queue in self._queues.values():
+            queue.follow(attempts, ranks)
+
+    def latest(self) -> dict[SeriesInfo, int]:
+        """As `Samples.latest`; from any thread."""
+        return {
+            series: value
+            for queue in self._queues.values()
+            for series, value in queue.latest().items()
+        }
+
+
+Sink: TypeAlias = Samples | NodeSamples
+"""Takes what is sampled."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from frd.model import MemoryEvent, SeriesInfo
 
@@ -39,20 +38,6 @@ class Reading(NamedTuple):
     series: SeriesInfo
     capacity: int
     value: int
-
-
-class Sink(Protocol):
-    """Takes what is sampled: `Samples`, or `NodeSamples` for all jobs of a node."""
-
-    def add(
-        self, begin_ns: int, end_ns: int, readings: Iterable[Reading], *, late: bool = False
-    ) -> bool: ...
-
-    def event(self, event: MemoryEvent) -> None: ...
-
-    def follow(self, attempts: Collection[int], ranks: Collection[int]) -> None: ...
-
-    def latest(self) -> dict[SeriesInfo, int]: ...
 
 
 @dataclass(slots=True)

@@ -4,24 +4,115 @@ The protocol is lines of text. A greeting comes first, so that another program a
 no command. Commands that change something or cost much (``CONTROL``, ``MONITOR``, ``DIAGNOSTICS``)
 are never sent. Jobs of one node may share the port, and the kernel chooses which of them a
 connection reaches: if the answer is about other processes, the client connects again.
+
+A job chooses its environment, so it must not choose where the agent connects: only to this machine.
+No name is resolved but localhost. RAS of another network namespace is out of reach, and what
+listens at the same port here is of another job.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import socket
 import time
 from collections import Counter
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Final
 
-from frd.errors import ServiceUnavailable, WireError
+from frd.address import join_address, split_address
+from frd.errors import ConfigError, ServiceUnavailable, WireError
 from frd.wire.ras import encode_ras
 from frd_agent.inspection.reading.memory import Helper, NotInTime
-from frd_agent.nccl_ras.address import Place, is_here, place_of
 from frd_agent.nccl_ras.answer import read_answer
-from frd_agent.proc import PROC
+from frd_agent.proc import content, namespace_of
+
+DEFAULT: Final = "localhost:28028"
+_ADDRESS: Final = b"NCCL_RAS_ADDR"
+_SWITCH: Final = b"NCCL_RAS_ENABLE"
+_MAX_BYTES: Final = 4 * 1024 * 1024
+"""More than the kernel takes as arguments and environment by default."""
+_ANY_PORT: Final = 9
+"""The agent connects a datagram socket to this port and sends nothing through it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A local address of this machine."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return join_address(self.host, self.port)
+
+
+def place_of(pid: int | None) -> Place:
+    """Where RAS listens for the process `pid`; None: a process that /proc does not show. Reading
+    its environment takes the lock on its address space, which a process in trouble may hold for
+    ever: for a helper only.
+
+    Raises:
+        ServiceUnavailable: nowhere, or not where the agent connects; the message says why.
+    """
+    environment = b"" if pid is None else content(f"{pid}/environ", _MAX_BYTES)
+    variables = dict(line.split(b"=", 1) for line in environment.split(b"\0") if b"=" in line)
+    if variables.get(_SWITCH, b"").strip() == b"0":
+        raise ServiceUnavailable("NCCL RAS: NCCL_RAS_ENABLE=0 switches it off")
+    networks = {namespace_of(one, "net") for one in (pid or "self", "self")}
+    if len(networks - {0}) > 1:  # 0: the agent has no right to know
+        raise ServiceUnavailable(
+            "NCCL RAS: the rank is in another network namespace: run the agent in that of its pod"
+        )
+    given = variables.get(_ADDRESS, b"").decode("utf-8", "replace").strip() or DEFAULT
+    try:
+        host, port = split_address(given)
+    except ConfigError as error:
+        raise ServiceUnavailable(f"NCCL RAS: NCCL_RAS_ADDR: {error}") from None
+    return Place(_local(host), port)
+
+
+def is_here(host: str) -> bool:
+    """Whether this is an address of this machine; names are not."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.is_loopback or _is_own(str(address), address.version)
+
+
+def _local(host: str) -> str:
+    """The address to connect to.
+
+    Raises:
+        ServiceUnavailable: `host` is not an address of this machine.
+    """
+    if host.lower() == "localhost":
+        return "127.0.0.1"
+    if host in ("0.0.0.0", "::"):
+        return "127.0.0.1" if host == "0.0.0.0" else "::1"
+    if is_here(host):
+        return host
+    raise ServiceUnavailable(
+        f"NCCL RAS: NCCL_RAS_ADDR: {host[:100]!r}: not localhost and no address of this machine: "
+        "the agent does not connect elsewhere"
+    )
+
+
+def _is_own(address: str, version: int) -> bool:
+    """The kernel would reach the address from that same address. A datagram socket that connects
+    sends nothing."""
+    family = socket.AF_INET if version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, _ANY_PORT))
+            own: str = probe.getsockname()[0]
+            return own.partition("%")[0] == address.partition("%")[0]  # an interface may follow
+    except (OSError, ValueError, TypeError):  # the interface may have any characters
+        return False
+
 
 TIMEOUT_S: Final = 6.0
 """Of everything once a question has its turn: connecting, and up to `_TRIES` answers."""
@@ -45,10 +136,9 @@ log = logging.getLogger(__name__)
 class RasClient:
     """One question at a time: its answer may be large."""
 
-    def __init__(self, results: Counter[str], proc: Path = PROC) -> None:
+    def __init__(self, results: Counter[str]) -> None:
         """`results` counts ``answered`` and ``failed`` questions."""
         self._results = results
-        self._proc = proc
         self._turn = asyncio.Lock()
         self._helper = Helper(READ_S, "frd-environ-of")
 
@@ -88,7 +178,7 @@ class RasClient:
     async def _place(self, pid: int | None) -> Place:
         """On the helper's thread. The thread of `to_thread` only waits for it, at most `READ_S`."""
         try:
-            return await asyncio.to_thread(self._helper.run, partial(place_of, pid, self._proc))
+            return await asyncio.to_thread(self._helper.run, partial(place_of, pid))
         except NotInTime:
             raise ServiceUnavailable(
                 f"NCCL RAS: the environment of process {pid}, or of one before it, cannot be read "

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,7 @@ from frd_agent.ranks.dump_files import DumpFile, DumpFiles
 from frd_agent.ranks.rank import Rank, RankContext
 from frd_agent.ranks.roster import Roster
 from frd_agent.recorder.naming import Naming
+from frd_agent.recorder.recorders import KeptDump
 from frd_agent.recorder.rows import channel_columns, columns
 from frd_agent.recorder.transitions import RecorderTracker
 
@@ -38,6 +40,10 @@ log = logging.getLogger(__name__)
 
 
 class FileRank:
+    process: None = None
+    """No agent has seen it."""
+    log: None = None
+
     def __init__(
         self, rank: int, key: AttemptKey, node: str, boot_id: str, shared: RankContext
     ) -> None:
@@ -83,6 +89,13 @@ class FileRank:
             )
         )
 
+    async def ask(self, timeout_s: float) -> list[KeptDump]:
+        """As `Rank.ask`: only its files show more."""
+        raise DumpError(f"{self}: gone, and it left no dump")
+
+    def kept(self) -> list[KeptDump]:
+        return []
+
     def in_flight(self) -> EntryColumns | None:
         rows = [row for tracker in self._trackers.values() for row in tracker.open.rows()]
         return columns(self.number, 0, rows) if rows else None
@@ -95,28 +108,22 @@ def _recorder(dump: Dump) -> str:
     return parse_profiling_name(dump.entries[-1].profiling_name).backend
 
 
+@dataclass(slots=True)
 class DumpWatch:
     """Reads new dump files, and keeps them in memory while there is room. A file belongs to a rank
     with a tap where there is one; otherwise it makes a `FileRank`."""
 
-    def __init__(
-        self,
-        files: DumpFiles,
-        roster: Roster,
-        shared: RankContext,
-        job: str,
-        node: str,
-        boot_id: str,
-    ) -> None:
-        self._files = files
-        self._roster = roster
-        self._shared = shared
-        self._key = AttemptKey(job, 0)
-        self._node, self._boot_id = node, boot_id
-        self._kept: dict[Path, tuple[int, DumpFile]] = {}
-        """With the number of its rank, newest last."""
-        self._ranks: dict[int, FileRank] = {}
-        """By global rank."""
+    files: DumpFiles
+    roster: Roster
+    shared: RankContext
+    job: str
+    """Of ranks without a tap."""
+    node: str
+    boot_id: str
+    _kept: dict[Path, tuple[int, DumpFile]] = field(default_factory=dict)
+    """With the number of its rank, newest last."""
+    _ranks: dict[int, FileRank] = field(default_factory=dict)
+    """By global rank."""
 
     @property
     def ranks(self) -> Collection[FileRank]:
@@ -126,28 +133,24 @@ class DumpWatch:
         """The files of a rank that are still in memory, newest first."""
         return [file for owner, file in reversed(self._kept.values()) if owner == number]
 
-    @property
-    def _kept_entries(self) -> int:
-        return sum(len(file.dump.entries) for _, file in self._kept.values())
-
     async def run(self) -> None:
         try:
             while True:
-                for path in self._files.changed():
+                for path in self.files.changed():
                     await self._read(path)
-                self._files.rest()
+                self.files.rest()
                 await asyncio.sleep(_EVERY_S)
         finally:
-            self._files.rest()
+            self.files.rest()
 
     async def _read(self, path: Path) -> None:
         try:
-            self._take(await asyncio.to_thread(self._files.read, path))
+            self._take(await asyncio.to_thread(self.files.read, path))
         except DumpError as error:
-            self._shared.stats.refused_files["dump"] += 1
+            self.shared.stats.refused_files["dump"] += 1
             log.warning("%s", error)
         except Exception:  # an error in one file must not stop the watching of ranks
-            self._shared.stats.refused_files["dump"] += 1
+            self.shared.stats.refused_files["dump"] += 1
             log.exception("%s: could not be processed", path)
 
     def _take(self, file: DumpFile) -> None:
@@ -155,20 +158,22 @@ class DumpWatch:
         if rank is None:
             rank = self._ranks.get(file.rank)
             if rank is None:
-                rank = FileRank(file.rank, self._key, self._node, self._boot_id, self._shared)
+                key = AttemptKey(self.job, 0)
+                rank = FileRank(file.rank, key, self.node, self.boot_id, self.shared)
                 self._ranks[file.rank] = rank
             rank.take(file)
             rank.reports.wake()
         self._kept.pop(file.path, None)
         self._kept[file.path] = rank.number, file
-        while len(self._kept) > 1 and self._kept_entries > _MAX_KEPT_ENTRIES:
-            del self._kept[next(iter(self._kept))]
+        entries = sum(len(one.dump.entries) for _, one in self._kept.values())
+        while len(self._kept) > 1 and entries > _MAX_KEPT_ENTRIES:
+            entries -= len(self._kept.pop(next(iter(self._kept)))[1].dump.entries)
         log.info("%s: dump file %s, %d entries", rank, file.path, len(file.dump.entries))
 
     def _writer_of(self, file: DumpFile) -> Rank | None:
         """The rank with a tap that wrote the file: of those with its number, the last one that
         began before the file's last op; if its tap began later, before the file was written."""
-        of_rank = [rank for rank in self._roster if rank.identity.rank == file.rank]
+        of_rank = [rank for rank in self.roster if rank.identity.rank == file.rank]
         of_rank.sort(key=lambda rank: rank.identity.started_at_ns)
         for at_ns in (file.last_op_ns, file.written_at_ns):
             if began := [rank for rank in of_rank if rank.identity.started_at_ns <= at_ns]:

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from frd.errors import ServiceUnavailable
+from frd.errors import DumpError, ServiceUnavailable
 from frd.forms import exit_text
 from frd.model import (
     EntryColumns,
@@ -32,7 +32,7 @@ from frd_agent import tap
 from frd_agent.addresses.log import Log
 from frd_agent.addresses.read import Addresses
 from frd_agent.counters import Counters
-from frd_agent.memory import Target
+from frd_agent.memory.target import Target
 from frd_agent.node_time import NodeTime
 from frd_agent.proc import Vital
 from frd_agent.ranks.exits import state_after
@@ -141,8 +141,7 @@ class Rank:
     # -- identity ------------------------------------------------------------------------------
 
     def __str__(self) -> str:
-        key = self.identity.attempt
-        return f"rank {self.identity.rank} of {key.job} attempt {key.attempt}"
+        return str(self.identity)
 
     def _begin_attempt(self) -> None:
         shared, identity = self._shared, self.identity
@@ -150,7 +149,7 @@ class Rank:
             identity.attempt, identity.world_size, identity.run
         )
         address, stderr = shared.addresses.of(self.process, identity)
-        self.info = replace(identity.info, address=address)
+        self.key, self.info = identity.attempt, replace(identity.info, address=address)
         """As it is declared."""
         self.log = Log(self.process, stderr, shared.addresses.configured(identity))
         self.number = shared.dictionary.rank(self._attempt, self.info)
@@ -192,12 +191,6 @@ class Rank:
         for reports, number in self._former:
             reports.forget(number)
         self._former.clear()
-
-    @property
-    def pid(self) -> int | None:
-        """In our own pid namespace; None if the process is not seen there. Before anything is read
-        of it, ask `process.may_read`."""
-        return self.process.pid
 
     def target(self, now_s: float) -> Target:
         """The rank as the memory samplers see it."""
@@ -408,7 +401,10 @@ class Rank:
             ServiceUnavailable: the rank is gone (`Refused`), silent (`Silent`) or, for a moment,
                 `Busy`, or it might not survive a connection (`Withheld`).
             HandlerFailed: it has no recorder, or reports an error.
+            DumpError: it has ended.
         """
+        if self.is_gone:
+            raise DumpError(f"{self}: gone, and it left no dump")
         if not self._has_socket and self._dumps is None:
             raise HandlerFailed(f"{self}: no socket: {self.identity.socket_error}")
         now_s = time.monotonic()
@@ -455,6 +451,10 @@ class Rank:
         if not self._complained:
             self._complained = True
             log.warning("%s: %s", self, message)
+
+    def kept(self) -> list[KeptDump]:
+        """The last dumps."""
+        return self.recorders.kept()
 
     def in_flight(self) -> EntryColumns | None:
         rows = self.recorders.in_flight()

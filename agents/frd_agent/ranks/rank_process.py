@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from frd.model import ExitInfo, ExitKind, NodeRawNs
 from frd_agent import tap
-from frd_agent.memory import OomKills
+from frd_agent.memory.host.cgroup import OomKills
 from frd_agent.proc import Vital, has_tap, is_of, number_here, status_line
 from frd_agent.ranks.exits import ended_at, exit_info, may_be_oom
 from frd_agent.ranks.process import Listener, Process, listener
@@ -53,7 +53,8 @@ class RankProcess:
 
     @property
     def pid(self) -> int | None:
-        """In our own pid namespace; None if it is not seen there."""
+        """In our own pid namespace; None if it is not seen there. Before anything is read of it,
+        ask `may_read`."""
         return self.pinned.pid if self.pinned else None
 
     @property

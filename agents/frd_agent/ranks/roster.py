@@ -183,7 +183,8 @@ class Roster:
         former = self._claims.get(process.key)
         if former is not None and former.identity.started_at_ns >= identity.started_at_ns:
             if not self._stats.refused_files["claim"]:
-                log.warning("%s: ignored: pid %s claims %s already", file.path, former.pid, former)
+                pid = former.process.pid
+                log.warning("%s: ignored: pid %s claims %s already", file.path, pid, former)
             self._stats.refused_files["claim"] += 1
             process.close()
             self._left.add((file.path, file.stamp))
@@ -207,9 +208,9 @@ class Roster:
             if former.is_gone and self._has_successor(former):
                 self._forget(former)  # its end would be taken for that of its successor
         if rank.process.was_alive:
-            where = "" if rank.pid else ", in another pid namespace"
-            pid, node = rank.pid or rank.identity.pid, rank.identity.info.node
-            log.info("%s: found, pid %d on %s%s", rank, pid, node, where)
+            pid, node = rank.process.pid, rank.identity.info.node
+            where = "" if pid else ", in another pid namespace"
+            log.info("%s: found, pid %d on %s%s", rank, pid or rank.identity.pid, node, where)
             self._warn_of_namesake(rank)
         return True
 

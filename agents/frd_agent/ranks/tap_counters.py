@@ -15,9 +15,7 @@ from typing import NamedTuple, TypeAlias
 from frd.flight.entry import Status
 from frd.model import NodeNs, NodeRawNs
 from frd_agent import tap
-from frd_agent.untrusted_files import KeptOpen
-
-_TORN_READS = 5
+from frd_agent.untrusted_files import Section, is_begun
 
 TapCounters: TypeAlias = Mapping[tuple[int, int], Status]
 """Raw `pg_status` by recorder (`tap.GENERIC` or `tap.NCCL`) and process-local group id. They count
@@ -36,16 +34,12 @@ class Publication(NamedTuple):
 
 
 class CountersFile:
-    """The counters file of one rank, and its newest publication.
-
-    If the counters did not advance, the file is opened again, because it may have been replaced."""
+    """The counters file of one rank, and its newest publication."""
 
     def __init__(self, path: Path, to_raw: Callable[[NodeNs], NodeRawNs]) -> None:
         """`to_raw` converts a stamp of the wall clock that was made a moment ago."""
         self._to_raw = to_raw
-        self._file = KeptOpen(path)
-        self._header = b""
-        """Of the newest publication; each one has another number and time."""
+        self._section = Section(path, 0, tap.SHM_SIZE, parse_counters)
         self._latest: Publication | None = None
         self.published_at_ns = NodeRawNs(0)
         self.published_wall_ns = NodeNs(0)
@@ -55,7 +49,7 @@ class CountersFile:
         """The counters; None if there are none, or not all."""
         self.every_s = tap.PUBLISH_S
         """Interval between the last two publications."""
-        self.close = self._file.close
+        self.close = self._section.close
 
     @property
     def age_s(self) -> float:
@@ -65,17 +59,11 @@ class CountersFile:
         return max(time.monotonic_ns() - self.published_mono_ns, 0) / 1e9
 
     def read(self) -> Publication | None:
-        """None if the file is missing, corrupt or not written yet."""
-        for _ in range(_TORN_READS):
-            raw = self._file.read(tap.SHM_SIZE)
-            if raw[: tap.HEADER_SIZE] == self._header:
-                self._file.close()
-                return self._latest
-            if (found := parse_counters(raw)) is not None:
-                self._header = raw[: tap.HEADER_SIZE]
-                self._take(found)
-                return found
-        return None
+        """As `Section.read`."""
+        found = self._section.read()
+        if found is not None and found is not self._latest:
+            self._take(found)
+        return found
 
     def _take(self, found: Publication) -> None:
         if self._latest is not None:
@@ -90,10 +78,7 @@ class CountersFile:
 
 def parse_counters(raw: bytes) -> Publication | None:
     """None if `raw` is not one complete publication."""
-    if len(raw) < tap.HEADER_SIZE:
-        return None
-    magic, sequence = tap.PREFIX.unpack_from(raw)
-    if magic != tap.MAGIC or sequence == 0 or sequence % 2:
+    if len(raw) < tap.HEADER_SIZE or not is_begun(raw, tap.MAGIC):
         return None
     at_ns, mono_ns, row_count, flags = tap.BODY.unpack_from(raw, tap.PREFIX.size)
     end = tap.HEADER_SIZE + row_count * tap.ROW.size

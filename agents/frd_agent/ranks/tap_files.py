@@ -148,6 +148,9 @@ class TapIdentity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             if any(a >= b for a, b in pairwise(group.ranks)):
                 raise ValueError(f"groups.ranks: of {group.name!r}: not ascending")
 
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.job} attempt {self.attempt_number}"
+
     @cached_property
     def attempt(self) -> AttemptKey:
         return AttemptKey(self.job, self.attempt_number)

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from frd.errors import DumpError
 from frd.flight.decode import parse_answer
 from frd.flight.entry import Dump
 from frd.model import ChannelColumns, NodeNs, NodeRawNs
 from frd_agent import tap
-from frd_agent.node_time import ClockReading, NodeTime
+from frd_agent.node_time import NodeTime
 from frd_agent.recorder.naming import Naming
+from frd_agent.recorder.published_dumps import PublishedDumps, ServerAndDumps
 from frd_agent.recorder.rows import Row, channel_columns
 from frd_agent.recorder.transitions import RecorderTracker
-from frd_agent.recorder.worker_server import Busy, First, HandlerFailed, NothingNew
+from frd_agent.recorder.worker_server import Busy, First, HandlerFailed, Handlers, NothingNew
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +56,8 @@ _KEPT_BYTES: Final = 16 * 1024 * 1024
 """Largest last dump of a recorder that is kept for the time after the rank's end."""
 
 
-class WorkerServer(Protocol):
-    """The requests that a rank answers; implemented by `worker_server.Handlers`."""
-
-    def connected(self) -> AbstractAsyncContextManager[None]: ...
-
-    def taken_at(self, asked_at: ClockReading) -> ClockReading:
-        """When the dump of the last answer was taken."""
-        ...
-
-    async def names(self) -> tuple[str, ...]: ...
-
-    async def ask(
-        self,
-        name: str,
-        *,
-        timeout_s: float | None = None,
-        first: First | None = None,
-        **params: str,
-    ) -> bytes: ...
+WorkerServer: TypeAlias = Handlers | PublishedDumps | ServerAndDumps
+"""What answers for a rank."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from frd.flight.entry import Dump
 from frd.flight.stacks.text import ADVICE
 from frd.flight.write import write_pickle
 from frd.forms import utc_text
-from frd.model import AttemptKey, Certainty, GroupInfo, NodeNs, RankInfo, WaitKind, WaitsFor
+from frd.model import Certainty, GroupInfo, NodeNs, WaitKind, WaitsFor
 from frd.wire.messages import PART_BYTES, Part, Request, ResponsePart
 from frd.wire.waits import WaitReport, encode_report
 from frd_agent.addresses.log import no_log
@@ -33,18 +33,17 @@ from frd_agent.ranks.file_rank import FileRank
 from frd_agent.ranks.forming.forming_rank import FormingRank
 from frd_agent.ranks.process import HIDDEN
 from frd_agent.ranks.rank import Rank
-from frd_agent.ranks.stacks.children import child_stacks
-from frd_agent.ranks.stacks.cpu_usage import Meter
+from frd_agent.ranks.stacks.children import Meter, child_stacks
 from frd_agent.recorder.recorders import KeptDump
 
 _MARGIN: Final = 0.8
 """The share of the request's time that the rank may use; the rest is for the answer's way back."""
 _DUMP_S: Final = 5.0
 _HANDLER_S: Final = 2.0
-_NO_TAP: Final = "it runs without a tap"
 
 Send: TypeAlias = Callable[[ResponsePart], Awaitable[None]]
 AnyRank: TypeAlias = Rank | FormingRank | FileRank
+"""By what the agent knows it from. Each answers for itself, or says why it cannot."""
 _Log: TypeAlias = Mapping[str, object]
 
 
@@ -68,8 +67,8 @@ class _Answer:
 async def answer(
     rank: AnyRank,
     request: Request,
-    files: Sequence[DumpFile],
     send: Send,
+    files: Sequence[DumpFile],
     *,
     others: Collection[int] | None = None,
 ) -> None:
@@ -120,10 +119,15 @@ async def _dump_and_identity(
     ]
 
 
+def _absence(rank: AnyRank) -> str:
+    """Why nothing is read of its process."""
+    return "it runs without a tap" if rank.process is None else "the process is gone"
+
+
 async def _log(rank: AnyRank, is_wanted: bool) -> _Log:
     """Only of suspects: to start a process holds the agent up, while it should see who ends."""
-    if isinstance(rank, FileRank):
-        return no_log(_NO_TAP)
+    if rank.log is None:
+        return no_log(_absence(rank))
     return await rank.log.json() if is_wanted else no_log("it was no suspect at that time")
 
 
@@ -133,26 +137,21 @@ async def _find(rank: AnyRank, files: Sequence[DumpFile], budget_s: float) -> _R
     Raises:
         FrdError: there is no dump; the message says why the rank did not answer.
     """
-    refusal: FrdError | TimeoutError | None = None
-    if isinstance(rank, FormingRank):
-        refusal = DumpError(f"{rank}: it has no process group yet")
-    if isinstance(rank, Rank):
-        try:
-            if not rank.is_gone:
-                async with asyncio.timeout(budget_s):
-                    return _chosen(await rank.ask(budget_s), "")
-        except (FrdError, TimeoutError) as error:
-            refusal = error
-        if kept := rank.recorders.kept():
-            newest = max(dump.taken_at_ns for dump in kept)
-            last = _chosen(kept, f", kept from {utc_text(newest)}")
-            if not files or _age(files[0]) <= (last_op_ns(last.dump), newest):
-                return last
+    try:
+        async with asyncio.timeout(budget_s):
+            return _chosen(await rank.ask(budget_s), "")
+    except (FrdError, TimeoutError) as error:
+        refusal = error
+    if kept := rank.kept():
+        newest = max(dump.taken_at_ns for dump in kept)
+        last = _chosen(kept, f", kept from {utc_text(newest)}")
+        if not files or _age(files[0]) <= (last_op_ns(last.dump), newest):
+            return last
     if files:
         file = files[0]
         taken_at_ns = max(min(file.written_at_ns, time.time_ns()), file.last_op_ns)
         return _RankDump(file.dump, f"file {file.path.name}", NodeNs(taken_at_ns))
-    raise refusal or DumpError(f"{rank}: gone, and it left no dump")
+    raise refusal
 
 
 def _age(file: DumpFile) -> tuple[NodeNs, NodeNs]:
@@ -180,10 +179,8 @@ def _chosen(kept: Sequence[KeptDump], suffix: str) -> _RankDump:
 
 
 async def _stacks(rank: AnyRank, others: Collection[int] | None, budget_s: float) -> list[_Answer]:
-    if isinstance(rank, FileRank):
-        return [_Answer(Part.STACK, error=_NO_TAP)]
-    if rank.is_gone:
-        return [_Answer(Part.STACK, error="the process is gone")]
+    if rank.process is None or rank.is_gone:
+        return [_Answer(Part.STACK, error=_absence(rank))]
     deadline = asyncio.get_running_loop().time() + budget_s
     handler_s = min(budget_s / 2, _HANDLER_S)
     pid = rank.process.readable
@@ -211,36 +208,31 @@ async def _stacks(rank: AnyRank, others: Collection[int] | None, budget_s: float
 async def answer_waits(
     rank: AnyRank,
     request: Request,
+    send: Send,
     inspector: Inspector,
     ranks: Iterable[Rank | FormingRank],
-    send: Send,
 ) -> None:
     """Send what is known now of the wait of one rank, and keep inspecting it. `ranks`: all ranks of
     the node."""
-    found = _waits(rank, inspector, ranks)
-    of_rank = request.request_id, rank.number, found.part
-    await send(ResponsePart(*of_rank, found.data, True, found.source, found.error))
+    await _deliver(rank, request, _waits(rank, inspector, ranks), send)
 
 
 def _waits(rank: AnyRank, inspector: Inspector, ranks: Iterable[Rank | FormingRank]) -> _Answer:
-    if isinstance(rank, FileRank):
-        return _Answer(Part.WAITS, error=_NO_TAP)
-    if rank.is_gone:
-        return _Answer(Part.WAITS, error="the process is gone")
+    if rank.process is None or rank.is_gone:
+        return _Answer(Part.WAITS, error=_absence(rank))
     if rank.process.readable is None:
         hidden = WaitsFor(WaitKind.NOT_ALLOWED, Certainty.UNKNOWN, says=HIDDEN)
         return _Answer(Part.WAITS, encode_report(WaitReport(hidden)), "proc")
-    attempt = rank.identity.attempt
     rank_of = {
-        one.pid: one.identity.rank if one.identity.attempt == attempt else None
+        one.process.pid: one.info.rank if one.key == rank.key else None
         for one in ranks
-        if one.pid is not None and not one.is_gone
+        if one.process.pid is not None and not one.is_gone
     }
     report = inspector.ask(rank.process, rank_of)
     return _Answer(Part.WAITS, encode_report(report), "proc")
 
 
-async def answer_ras(rank: AnyRank, request: Request, ras: RasClient | None, send: Send) -> None:
+async def answer_ras(rank: AnyRank, request: Request, send: Send, ras: RasClient | None) -> None:
     """Send what NCCL's RAS service says of the communicators of one rank. `ras`: None if it may not
     be asked."""
     await _deliver(rank, request, await _ras(rank, ras, request.timeout_s * _MARGIN), send)
@@ -249,39 +241,32 @@ async def answer_ras(rank: AnyRank, request: Request, ras: RasClient | None, sen
 async def _ras(rank: AnyRank, ras: RasClient | None, budget_s: float) -> _Answer:
     if ras is None:
         return _Answer(Part.RAS, error="NCCL RAS: the agent may not ask it: ras = false")
-    if isinstance(rank, FileRank):
-        return _Answer(Part.RAS, error=_NO_TAP)
+    if rank.process is None:
+        return _Answer(Part.RAS, error=_absence(rank))
     pid = None if rank.is_gone else rank.process.readable
     try:
-        return _Answer(Part.RAS, await ras.ask(pid, rank.identity.pid, budget_s), "ras")
+        return _Answer(Part.RAS, await ras.ask(pid, rank.info.pid, budget_s), "ras")
     except FrdError as error:
         return _Answer(Part.RAS, error=str(error))
 
 
 def _membership(rank: AnyRank, dump: Dump) -> Mapping[str, tuple[str, Sequence[int]]]:
     """Members of every group in the dump; only this rank if the members are not known."""
-    known = {} if isinstance(rank, FormingRank) else rank.naming.groups
     groups = {entry.group_name: entry.group_desc for entry in dump.entries}
     return {
         name: (group.desc, group.ranks)
         for name, desc in groups.items()
-        if name not in dump.groups or name in known
-        for group in [known.get(name, GroupInfo(name, desc, (_who(rank)[1].rank,)))]
+        if name not in dump.groups or name in rank.naming.groups
+        for group in [rank.naming.groups.get(name, GroupInfo(name, desc, (rank.info.rank,)))]
     }
-
-
-def _who(rank: AnyRank) -> tuple[AttemptKey, RankInfo]:
-    key = rank.key if isinstance(rank, FileRank) else rank.identity.attempt
-    return key, rank.info
 
 
 def _identity(rank: AnyRank, found: _RankDump | None, error: str, log: _Log) -> bytes:
     """``rank_<rank>.json`` of a dump folder; the service adds the clock's offset."""
-    key, info = _who(rank)
     document = {
-        "job": key.job,
-        "attempt": key.attempt,
-        **asdict(info),
+        "job": rank.key.job,
+        "attempt": rank.key.attempt,
+        **asdict(rank.info),
         "source": found.source if found else "",
         "taken_at_ns": found.taken_at_ns if found else None,
         "node_time_ns": time.time_ns(),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from frd_agent.memory import Samples
+from frd_agent.memory.samples import Samples
 from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.outbox import Outbox
 

@@ -65,12 +65,8 @@ class Keepalive:
     """The pings of this release are permitted; that is assumed until a welcome says otherwise."""
 
 
-class _Elsewhere(FrdError):
-    """The service has redirected the stream, to the address in `str(error)`."""
-
-
 class _Again(FrdError):
-    """The stream should begin again, at the same address."""
+    """The stream should begin again immediately, where the route leads now."""
 
 
 class _Planned(FrdError):
@@ -125,7 +121,7 @@ class Stream:
             lasted_s = 0.0
             try:
                 await self._live()
-            except (_Elsewhere, _Again):
+            except _Again:
                 continue
             except _Planned as error:
                 log.info("%s: %s", str(self), error)
@@ -267,10 +263,10 @@ class Stream:
                     pass
         raise _Again
 
-    def _redirected(self, redirect: Redirect) -> _Elsewhere:
+    def _redirected(self, redirect: Redirect) -> _Again:
         self._route.redirected(redirect.address)
         log.info("%s: redirects to %s: %s", str(self), redirect.address, redirect.reason)
-        return _Elsewhere(redirect.address)
+        return _Again(redirect.address)
 
     async def _next(self, call: StreamCall) -> ServiceEvent:
         data = await call.read()

@@ -23,7 +23,7 @@ from frd.model import EntryColumns
 from frd.wire.clock import ClockHello
 from frd.wire.messages import Hello, Leaving, Request, Unreadable
 from frd_agent.counters import Counters
-from frd_agent.memory import NodeSamples, Samples
+from frd_agent.memory.samples import NodeSamples, Samples
 from frd_agent.node_time import NodeTime
 from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
@@ -87,38 +87,30 @@ class Uplink:
         await asyncio.wait({run, watch})
 
 
+@dataclass(slots=True, eq=False)
 class Uplinks:
-    def __init__(
-        self,
-        service: Endpoint,
-        limits: Limits,
-        dictionary: Dictionary,
-        stats: Counters,
-        node_time: NodeTime,
-        *,
-        hello: Callable[[], Hello],
-        in_flight: Callable[[str], Iterable[EntryColumns]],
-        on_request: Callable[[Stream, Request], None],
-    ) -> None:
-        """`in_flight` gives the open collectives of every rank of a job, JOINED flags set."""
-        self.samples = NodeSamples(self._job_of, dictionary.attempt_of)
-        self._service = service
-        self._limits = limits
-        self._dictionary = dictionary
-        self._stats = stats
-        self._time = node_time
-        self._hello = hello
-        self._in_flight = in_flight
-        self._on_request = on_request
-        self._keepalive = Keepalive()
-        self._jobs: dict[str, Uplink] = {}
-        self._idle: Uplink | None = None
-        """The stream without a job."""
-        self._ending: set[asyncio.Task[None]] = set()
-        self._left_behind: Mapping[str, int] | None = None
-        """Ranks that lived when the agent was asked to stop, by job; None if it was not."""
-        self._dropped_before = (0, 0)
-        """Rows and samples that jobs without an uplink had dropped."""
+    service: Endpoint
+    limits: Limits
+    dictionary: Dictionary
+    stats: Counters
+    time: NodeTime
+    hello: Callable[[], Hello]
+    in_flight: Callable[[str], Iterable[EntryColumns]]
+    """Gives the open collectives of every rank of a job, JOINED flags set."""
+    on_request: Callable[[Stream, Request], None]
+    samples: NodeSamples = field(init=False)
+    _keepalive: Keepalive = field(default_factory=Keepalive)
+    _jobs: dict[str, Uplink] = field(default_factory=dict)
+    _idle: Uplink | None = None
+    """The stream without a job."""
+    _ending: set[asyncio.Task[None]] = field(default_factory=set)
+    _left_behind: Mapping[str, int] | None = None
+    """Ranks that lived when the agent was asked to stop, by job; None if it was not."""
+    _dropped_before: tuple[int, int] = (0, 0)
+    """Rows and samples that jobs without an uplink had dropped."""
+
+    def __post_init__(self) -> None:
+        self.samples = NodeSamples(self._job_of, self.dictionary.attempt_of)
 
     def __iter__(self) -> Iterator[Uplink]:
         jobs = list(self._jobs.values())  # also for the thread that serves /metrics
@@ -167,29 +159,29 @@ class Uplinks:
             uplink.reports.current.set_unreadable(unreadable)
 
     def _job_of(self, attempt: int) -> str:
-        return self._dictionary.attempts[attempt].key.job
+        return self.dictionary.attempts[attempt].key.job
 
     def _make(self, job: str | None) -> Uplink:
-        dictionary, limits, name = self._dictionary, self._limits, job or ""
+        dictionary, limits, name = self.dictionary, self.limits, job or ""
         outbox = Outbox(limits.outbox_rows, limits.outbox_bytes)
         current = CurrentState(dictionary.attempt_of)
         self._say_leaving(name, current)
         samples = Samples(limits.memory_bytes, dictionary.series_number)
-        hello = self._hello()
-        clock = Clock(ClockHello(hello.boot_id, hello.session), self._stats, self._time)
+        hello = self.hello()
+        clock = Clock(ClockHello(hello.boot_id, hello.session), self.stats, self.time)
         dispatch = Dispatch(
             *(dictionary, outbox, current, samples),
-            lambda: () if job is None else self._in_flight(name),
+            lambda: () if job is None else self.in_flight(name),
             lambda: [uplink.dispatch for uplink in self],
         )
         stream = Stream(
-            service=self._service,
+            service=self.service,
             job=job,
-            hello=self._hello,
+            hello=self.hello,
             dispatch=dispatch,
             outbox=outbox,
-            stats=self._stats,
-            on_request=lambda request: self._on_request(stream, request),
+            stats=self.stats,
+            on_request=lambda request: self.on_request(stream, request),
             stamp=clock.stamp,
             side_task=clock.ping,
             keepalive=self._keepalive,
@@ -199,7 +191,7 @@ class Uplinks:
 
     def _share(self) -> None:
         """The bounds, among the jobs."""
-        count, limits = max(len(self._jobs), 1), self._limits
+        count, limits = max(len(self._jobs), 1), self.limits
         for uplink in self._jobs.values():
             uplink.reports.outbox.limit(limits.outbox_rows // count, limits.outbox_bytes // count)
             uplink.reports.samples.limit(limits.memory_bytes // count)
@@ -232,7 +224,7 @@ class Uplinks:
                 uplink.stream.wake()
 
     def redial(self, service: Endpoint) -> None:
-        self._service = service
+        self.service = service
         for uplink in self:
             uplink.stream.redial(service)
 

@@ -17,8 +17,8 @@ import pytest
 from frd import __version__
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd_agent.launch import commands
+from frd_agent.launch.commands import LaunchWatch
 from frd_agent.launch.run_lock import Holder, RunLock, holder
-from frd_agent.launch.watch import LaunchWatch
 from frd_agent.ranks import tap_files
 from tests.e2e.conftest import shows_gloo
 from tests.world.daemons import (

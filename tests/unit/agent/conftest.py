@@ -1,4 +1,4 @@
-"""A torch without process groups, and files that do not answer."""
+"""A torch without process groups, a /proc that a test writes, and files that do not answer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from frd_agent import proc
 from tests.world.hanging_fuse import Nas, NoMount, hanging_fuse
 from tests.world.interpreters import fake_torch
 
@@ -15,6 +16,14 @@ from tests.world.interpreters import fake_torch
 @pytest.fixture(name="fake_torch")
 def _fake_torch(tmp_path: Path) -> Path:
     return fake_torch(tmp_path)
+
+
+@pytest.fixture
+def proc_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the agent takes for /proc: an empty folder."""
+    monkeypatch.setattr(proc, "PROC", tmp_path / "proc")
+    proc.PROC.mkdir()
+    return proc.PROC
 
 
 @pytest.fixture

@@ -33,8 +33,8 @@ from frd.service.metrics.table import METRICS
 from frd_agent.cli import cli as agent_cli
 from frd_agent.config import Config as AgentConfig
 from frd_agent.counters import Counters
-from frd_agent.memory import MemoryView
 from frd_agent.memory.gpu.nvml import DeviceReading
+from frd_agent.memory.watch import MemoryView
 from frd_agent.metrics import AgentCollector
 from frd_agent.node_time import NodeTime
 from frd_agent.uplink.dictionary import Dictionary

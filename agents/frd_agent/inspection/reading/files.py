@@ -1,4 +1,5 @@
-"""Open files of a process: path, access, position, and the mount below it.
+"""Open files of a process: path, access, position, and the mount below it; and which processes hold
+a pipe or a socket.
 
 All of it comes from links and text in /proc. A path of the process itself is never opened and never
 stat'ed: its file server may hang, and the agent with it. A path is as the process sees it, in its
@@ -7,19 +8,18 @@ own mount namespace, and so is the table of mounts.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from frd_agent.inspection.reading.memory import Polled, polled
-from frd_agent.inspection.reading.threads import read_file
-from frd_agent.proc import PROC
+from frd_agent.proc import content, link, names_in, read_file
 
 MAX_FDS: Final = 4096
 """Of one process whose links are read."""
+MAX_PROCESSES: Final = 1024
+"""Whose descriptors are listed at a time."""
 _MAX_FDINFO: Final = 256 * 1024
 _EPOLL: Final = "anon_inode:[eventpoll]"
 _MAX_MOUNTINFO: Final = 4 * 1024 * 1024
@@ -60,25 +60,14 @@ class OpenFile:
         return "" if self.is_path else self.link.partition(":")[0]
 
 
-def link(pid: int, name: str, proc: Path = PROC) -> str:
-    """Target of a link of the process, such as ``fd/7`` or ``cwd``; empty if it cannot be read."""
-    try:
-        return os.readlink(f"{proc}/{pid}/{name}")
-    except OSError:
-        return ""
-
-
-def open_file(pid: int, fd: int, mounts: Mapping[int, Mount], proc: Path = PROC) -> OpenFile:
+def open_file(pid: int, fd: int, mounts: Mapping[int, Mount]) -> OpenFile:
     """Nothing but the link is read of an epoll instance: see `read_watched`."""
-    target = link(pid, f"fd/{fd}", proc)
-    if target == _EPOLL:
-        return OpenFile(fd, target)
-    try:
-        lines = read_file(f"{proc}/{pid}/fdinfo/{fd}", _MAX_FDINFO).decode("ascii", "replace")
-    except OSError:
+    target = link(pid, f"fd/{fd}")
+    info = content(f"{pid}/fdinfo/{fd}", _MAX_FDINFO) if target != _EPOLL else b""
+    if not info:
         return OpenFile(fd, target)
     values: dict[str, str] = {}
-    for line in lines.splitlines():
+    for line in info.decode("ascii", "replace").splitlines():
         key, _, value = line.partition(":")
         values.setdefault(key, value.strip())
     return OpenFile(
@@ -91,33 +80,26 @@ def open_file(pid: int, fd: int, mounts: Mapping[int, Mount], proc: Path = PROC)
     )
 
 
-def read_watched(pid: int, fd: int, proc: Path = PROC) -> tuple[Polled, ...]:
+def read_watched(pid: int, fd: int) -> tuple[Polled, ...]:
     """The descriptors that an epoll instance watches. It waits while another thread polls one of
     them, which a file system that hangs can keep up for ever: call it with a deadline.
 
     Raises:
         OSError: no right, or the process is gone.
     """
-    lines = read_file(f"{proc}/{pid}/fdinfo/{fd}", _MAX_FDINFO).decode("ascii", "replace")
+    lines = read_file(f"{pid}/fdinfo/{fd}", _MAX_FDINFO).decode("ascii", "replace")
     rows = [line.split() for line in lines.splitlines() if line.startswith("tfd:")]
     return tuple(polled(int(row[1]), int(row[3], 16)) for row in rows if len(row) > 3)
 
 
-def links(pid: int, proc: Path = PROC) -> dict[int, str]:
+def links(pid: int) -> dict[int, str]:
     """Every descriptor of the process, up to `MAX_FDS`; empty without the right to read them."""
-    try:
-        fds = os.listdir(f"{proc}/{pid}/fd")[:MAX_FDS]
-    except OSError:
-        return {}
-    return {int(fd): link(pid, f"fd/{fd}", proc) for fd in fds}
+    return {int(fd): link(pid, f"fd/{fd}") for fd in names_in(f"{pid}/fd")[:MAX_FDS]}
 
 
-def read_mounts(pid: int | str, proc: Path = PROC) -> dict[int, Mount]:
+def read_mounts(pid: int | str) -> dict[int, Mount]:
     """The mounts of the process's own namespace, by id, in order of mounting."""
-    try:
-        text = read_file(f"{proc}/{pid}/mountinfo", _MAX_MOUNTINFO).decode("utf-8", "replace")
-    except OSError:
-        return {}
+    text = content(f"{pid}/mountinfo", _MAX_MOUNTINFO).decode("utf-8", "replace")
     found = {}
     for line in text.split("\n"):  # names may have other characters that end lines
         left, _, right = line.partition(" - ")
@@ -127,6 +109,36 @@ def read_mounts(pid: int | str, proc: Path = PROC) -> dict[int, Mount]:
             point, root, options = _plain(fields[4]), _plain(fields[3]), "".join(source[2:])
             found[int(fields[0])] = Mount(point, fs, root, options)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A process that holds a pipe or socket."""
+
+    pid: int
+    access: str
+    """``r``, ``w`` or ``rw``."""
+
+
+class Descriptors:
+    """What the descriptors of some processes lead to, as of one moment.
+
+    A pipe has one inode for both of its ends; which end a descriptor is shows in its access mode.
+    After a fork most processes of a family hold most ends of most pipes, so a holder is a candidate
+    and no proof.
+    """
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._found: dict[str, list[tuple[int, int]]] = {}
+        for pid in list(pids)[:MAX_PROCESSES]:
+            for fd, target in links(pid).items():
+                self._found.setdefault(target, []).append((pid, fd))
+
+    def ends(self, link: str) -> tuple[End, ...]:
+        """The holders of `link`, one row for each process and access mode."""
+        held = self._found.get(link, ())
+        ends = [End(pid, open_file(pid, fd, {}).access) for pid, fd in held]
+        return tuple(dict.fromkeys(end for end in ends if end.access))
 
 
 def _plain(field: str) -> str:

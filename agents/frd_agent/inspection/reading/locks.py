@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from frd_agent.inspection.reading.files import Mount, links, open_file, read_mounts
-from frd_agent.inspection.reading.threads import read_file, read_thread
-from frd_agent.proc import PROC
+from frd_agent.inspection.reading.threads import read_thread
+from frd_agent.proc import content
 
 _MAX_LOCKS: Final = 4 * 1024 * 1024
 _MAX_HELD: Final = 32
@@ -55,11 +54,8 @@ class LockRow:
         return is_held and (self.kind, self.extent) == (FLOCK, ("0", "EOF"))
 
 
-def read_locks(proc: Path = PROC) -> tuple[LockRow, ...]:
-    try:
-        text = read_file(f"{proc}/locks", _MAX_LOCKS).decode("ascii", "replace")
-    except OSError:
-        return ()
+def read_locks() -> tuple[LockRow, ...]:
+    text = content("locks", _MAX_LOCKS).decode("ascii", "replace")
     return tuple(row for line in text.splitlines() if (row := parse_lock(line)) is not None)
 
 
@@ -95,7 +91,6 @@ def lock_holder(
     lock: FileLock,
     pid: int,
     others: Callable[[], Iterable[int]],
-    proc: Path = PROC,
 ) -> int | None:
     """The process that blocks `pid`, which may be `pid` itself; None if that is not shown.
 
@@ -106,20 +101,16 @@ def lock_holder(
         return None
     shown = blocking.pid if blocking.pid > 0 else None
     if shown is not None:
-        thread = read_thread(shown, shown, proc)
+        thread = read_thread(shown, shown)
         if thread is None or thread.state in "ZX":
             shown = None
     if not lock.inode:
         return shown
     if shown is not None:
-        found = links(shown, proc)
-        if not found or _holds(shown, found, lock.path, blocking, proc):
+        found = links(shown)
+        if not found or _holds(shown, found, lock.path, blocking):
             return shown
-    near = (
-        one
-        for one in others()
-        if one != pid and _holds(one, links(one, proc), lock.path, blocking, proc)
-    )
+    near = (one for one in others() if one != pid and _holds(one, links(one), lock.path, blocking))
     return next(near, shown)  # which may have the file open by another path, of another mount
 
 
@@ -136,8 +127,7 @@ class NodeLocks:
     """The files that processes have locked as a whole, so that no other process can. Each process
     is read at most once until `forget`."""
 
-    def __init__(self, proc: Path = PROC) -> None:
-        self._proc = proc
+    def __init__(self) -> None:
         self._rows: dict[int, list[LockRow]] | None = None
         self._held: dict[int, frozenset[HeldLock]] = {}
 
@@ -149,7 +139,7 @@ class NodeLocks:
         """By process; which may not have them any more, see `held`."""
         if self._rows is None:
             self._rows = {}
-            for row in read_locks(self._proc):
+            for row in read_locks():
                 if row.is_whole:
                     self._rows.setdefault(row.pid, []).append(row)
         return self._rows
@@ -161,11 +151,11 @@ class NodeLocks:
         return self._held[pid]
 
     def _of(self, pid: int, rows: list[LockRow]) -> Iterator[HeldLock]:
-        mounts = read_mounts(pid, self._proc) if rows else {}
-        for fd in links(pid, self._proc) if rows else ():
-            shown = _locks_of(pid, fd, self._proc)
+        mounts = read_mounts(pid) if rows else {}
+        for fd in links(pid) if rows else ():
+            shown = _locks_of(pid, fd)
             if any(row.is_like(one) for row in rows for one in shown):
-                file = open_file(pid, fd, mounts, self._proc)
+                file = open_file(pid, fd, mounts)
                 yield HeldLock(pid, file.link, file.mount)
 
 
@@ -185,21 +175,13 @@ def _blocking(rows: Iterable[LockRow], lock: FileLock, pid: int) -> LockRow | No
     return next(iter(found.values())) if len(found) == 1 else None
 
 
-def _holds(pid: int, found: Mapping[int, str], path: str, blocking: LockRow, proc: Path) -> bool:
-    return any(
-        target == path and _shows_lock(pid, fd, blocking, proc) for fd, target in found.items()
-    )
+def _holds(pid: int, found: Mapping[int, str], path: str, blocking: LockRow) -> bool:
+    fds = [fd for fd, target in found.items() if target == path]
+    return any(row.is_like(blocking) for fd in fds for row in _locks_of(pid, fd))
 
 
-def _shows_lock(pid: int, fd: int, blocking: LockRow, proc: Path) -> bool:
-    return any(row.is_like(blocking) for row in _locks_of(pid, fd, proc))
-
-
-def _locks_of(pid: int, fd: int, proc: Path) -> list[LockRow]:
+def _locks_of(pid: int, fd: int) -> list[LockRow]:
     """The locks that a descriptor shows as held."""
-    try:
-        lines = read_file(f"{proc}/{pid}/fdinfo/{fd}").decode("ascii", "replace").splitlines()
-    except OSError:
-        return []
+    lines = content(f"{pid}/fdinfo/{fd}").decode("ascii", "replace").splitlines()
     rows = [parse_lock(line.removeprefix("lock:").strip()) for line in lines if "lock:" in line]
     return [row for row in rows if row is not None and not row.waits]

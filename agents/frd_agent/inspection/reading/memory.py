@@ -14,11 +14,10 @@ import select
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, Final, NamedTuple, TypeVar
 
-from frd_agent.inspection.reading.threads import read_file
-from frd_agent.proc import PROC
+from frd_agent.proc import path_of, read_file
 
 DEADLINE_S: Final = 0.2
 _MAX_PATH: Final = 4096
@@ -36,20 +35,41 @@ class NotInTime(Exception):
 
 
 class Helper:
-    """One daemon thread that reads what may block. Used by one thread at a time."""
+    """One daemon thread for what may block, perhaps for ever. Used by one thread at a time."""
 
     def __init__(self, deadline_s: float = DEADLINE_S, name: str = "frd-memory-of") -> None:
         self._deadline_s = deadline_s
         self._name = name
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._busy: threading.Event | None = None
-        """Set when the last job has returned."""
+        self._last: Future[Any] | None = None
         self.timeouts = 0
 
     @property
     def hangs(self) -> bool:
-        return self._busy is not None and not self._busy.is_set()
+        return self._last is not None and not self._last.done()
+
+    def start(self, read: Callable[[], T]) -> Future[T]:
+        """
+        Raises:
+            NotInTime: it is still in an earlier reading.
+        """
+        if self.hangs:
+            raise NotInTime
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+        found: Future[T] = Future()
+
+        def job() -> None:
+            try:
+                found.set_result(read())
+            except Exception as error:  # raised where the caller can see it
+                found.set_exception(error)
+
+        self._last = found
+        self._jobs.put(job)
+        return found
 
     def run(self, read: Callable[[], T]) -> T:
         """
@@ -57,30 +77,11 @@ class Helper:
             NotInTime: there is no result yet.
             OSError: `read` raised it.
         """
-        if self.hangs:
-            raise NotInTime
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-            self._thread.start()
-        done, results = threading.Event(), list[T]()
-        errors: list[Exception] = []
-
-        def job() -> None:
-            try:
-                results.append(read())
-            except Exception as error:  # raised where the caller can see it
-                errors.append(error)
-            finally:
-                done.set()
-
-        self._busy = done
-        self._jobs.put(job)
-        if not done.wait(self._deadline_s):
+        found = self.start(read)
+        if not wait([found], self._deadline_s).done:
             self.timeouts += 1
             raise NotInTime
-        if errors:
-            raise errors[0]
-        return results[0]
+        return found.result()
 
     def _work(self) -> None:
         while True:
@@ -98,12 +99,12 @@ class Mapping(NamedTuple):
     path: str
 
 
-def read_memory(pid: int, address: int, size: int, proc: Path = PROC) -> bytes:
+def read_memory(pid: int, address: int, size: int) -> bytes:
     """
     Raises:
         OSError: no right, or nothing is mapped there.
     """
-    fd = os.open(f"{proc}/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path_of(f"{pid}/mem"), os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.pread(fd, size, address)
     except (OverflowError, ValueError):
@@ -112,7 +113,7 @@ def read_memory(pid: int, address: int, size: int, proc: Path = PROC) -> bytes:
         os.close(fd)
 
 
-def read_path(pid: int, address: int, proc: Path = PROC) -> str:
+def read_path(pid: int, address: int) -> str:
     """The string at an address, read page by page: what follows it may not be mapped.
 
     Raises:
@@ -121,7 +122,7 @@ def read_path(pid: int, address: int, proc: Path = PROC) -> str:
     raw = b""
     while b"\0" not in raw and len(raw) < _MAX_PATH:
         at = address + len(raw)
-        raw += (part := read_memory(pid, at, _PAGE - at % _PAGE, proc))
+        raw += (part := read_memory(pid, at, _PAGE - at % _PAGE))
         if not part:
             break
     return os.fsdecode(raw.partition(b"\0")[0][:_MAX_PATH])
@@ -140,20 +141,18 @@ def polled(fd: int, events: int) -> Polled:
     return Polled(fd, bool(events & select.POLLOUT) and not events & select.POLLIN)
 
 
-def read_polled(pid: int, address: int, count: int, proc: Path = PROC) -> tuple[Polled, ...]:
+def read_polled(pid: int, address: int, count: int) -> tuple[Polled, ...]:
     """The descriptors of an array of pollfd.
 
     Raises:
         OSError: as `read_memory`.
     """
-    raw = read_memory(pid, address, _POLLFD.size * min(count, _MAX_POLLED), proc)
+    raw = read_memory(pid, address, _POLLFD.size * min(count, _MAX_POLLED))
     whole = raw[: len(raw) // _POLLFD.size * _POLLFD.size]
     return tuple(polled(fd, events) for fd, events, _ in _POLLFD.iter_unpack(whole) if fd >= 0)
 
 
-def read_selected(
-    pid: int, count: int, sets: tuple[int, ...], proc: Path = PROC
-) -> tuple[Polled, ...]:
+def read_selected(pid: int, count: int, sets: tuple[int, ...]) -> tuple[Polled, ...]:
     """The descriptors below `count` in any of the fd_sets at these addresses: those to read, to
     write, and others.
 
@@ -162,7 +161,7 @@ def read_selected(
     """
     size = (min(count, _MAX_POLLED) + 7) // 8
     bits = [
-        int.from_bytes(read_memory(pid, address, size, proc), "little") if address else 0
+        int.from_bytes(read_memory(pid, address, size), "little") if address else 0
         for address in sets
     ]
     found = []
@@ -173,12 +172,12 @@ def read_selected(
     return tuple(found)
 
 
-def read_maps(pid: int, proc: Path = PROC) -> list[Mapping]:
+def read_maps(pid: int) -> list[Mapping]:
     """
     Raises:
         OSError: no right, or the process is gone.
     """
-    return list(_parse_maps(read_file(f"{proc}/{pid}/maps", _MAX_MAPS)))
+    return list(_parse_maps(read_file(f"{pid}/maps", _MAX_MAPS)))
 
 
 def _parse_maps(raw: bytes) -> Iterator[Mapping]:

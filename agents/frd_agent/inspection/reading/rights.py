@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Final
 
-from frd_agent.proc import PROC, capabilities, ptrace_scope, status_line
+from frd_agent.proc import capabilities, ptrace_scope, status_line
 
 _DAC_OVERRIDE: Final = 1
 _DAC_READ_SEARCH: Final = 2
 _SYS_PTRACE: Final = 19
 
 
-def yama_advice(proc: Path = PROC) -> str:
+def yama_advice() -> str:
     """For people: what lets the agent read a process of the same user; empty if Yama does not
     prevent it."""
-    scope = ptrace_scope(proc)
+    scope = ptrace_scope()
     match scope:
         case 0:
             return ""
@@ -32,11 +31,11 @@ def yama_advice(proc: Path = PROC) -> str:
     return f"kernel.yama.ptrace_scope is {scope}: {how}"
 
 
-def missing_right(pid: int, proc: Path = PROC) -> str:
+def missing_right(pid: int) -> str:
     """For people, if the blocked call of `pid` may not be read."""
-    users, groups = (status_line(pid, name, proc) for name in ("Uid", "Gid"))
+    users, groups = (status_line(pid, name) for name in ("Uid", "Gid"))
     uid, own = int(users[1]) if users else None, os.geteuid()
-    held = capabilities("self", "CapEff", proc)
+    held = capabilities("self", "CapEff")
     lacks = []
     if not held >> _SYS_PTRACE & 1:
         lacks.append("CAP_SYS_PTRACE")
@@ -57,7 +56,7 @@ def missing_right(pid: int, proc: Path = PROC) -> str:
             f"the agent (gid {os.getegid()}) may not read a process of gid {groups[1]}: run the "
             f"agent with that group (runAsGroup in Kubernetes), or give it {give}"
         )
-    if give and (advice := yama_advice(proc)):
+    if give and (advice := yama_advice()):
         return f"the agent (uid {own}) may not read this process of the same user: {advice}"
     if give:
         return (

@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from typing import Final, NamedTuple
 
-from frd_agent.proc import PROC
+from frd_agent.proc import path_of
 
 _CONNECTING: Final = "02"
 _LISTENING: Final = "0A"
@@ -58,17 +57,11 @@ class Peer:
         return self.is_unix and bool(self.address)
 
 
-def inode_of(link: str) -> int:
-    """Of ``socket:[77]`` or ``pipe:[77]``; 0 if it is something else."""
-    inode = link.rpartition("[")[2].rstrip("]")
-    return int(inode) if inode.isdecimal() else 0
-
-
 class Sockets:
     """The tables of the network namespace of one process, each read at most once."""
 
-    def __init__(self, pid: int, proc: Path = PROC) -> None:
-        self._folder = f"{proc}/{pid}/net"
+    def __init__(self, pid: int) -> None:
+        self._folder = f"{pid}/net"
 
     def peer_of(self, inode: int) -> Peer | None:
         """None if the tables do not show the socket, as of another kind of socket."""
@@ -126,7 +119,7 @@ def _rows(folder: str, table: str) -> Iterator[_Row]:
 def _lines(path: str) -> Iterator[str]:
     """Without the title."""
     try:
-        with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+        with open(path_of(path), encoding="utf-8", errors="replace", newline="\n") as file:
             yield from islice(file, 1, _MAX_ROWS)
     except OSError:
         return

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from frd_agent.inspection.syscalls import Class, is_lock, syscall_of
-from frd_agent.proc import PROC
+from frd_agent.proc import content, names_in, path_of, read_file, read_stat, status_line
 
 MAX_THREADS: Final = 1024
 """Of one process that are read."""
-_CHUNK: Final = 4096
 _UNKNOWN: Final = "?"
 """A state that says nothing."""
 
@@ -57,21 +55,21 @@ class ProcessSample:
         return self.threads[0]
 
 
-def read_process(pid: int, proc: Path = PROC) -> ProcessSample | None:
+def read_process(pid: int) -> ProcessSample | None:
     """None if the process is gone. Other threads are read only when the main thread waits in
     memory: one of them may hold the lock. A main thread that has ended before the others looks like
     a zombie, but the process is alive."""
-    main = read_thread(pid, pid, proc)
+    main = read_thread(pid, pid)
     if main is None:
         return None
-    if main.state == "Z" and len(thread_ids(pid, proc)) > 1:
+    if main.state == "Z" and len(thread_ids(pid)) > 1:
         main = replace(main, state=_UNKNOWN)
     others = []
     if main.call is not None and syscall_of(main.call.number).kind is Class.FUTEX:
         others = [
             thread
-            for tid in thread_ids(pid, proc)[:MAX_THREADS]
-            if tid != pid and (thread := read_thread(pid, tid, proc)) is not None
+            for tid in thread_ids(pid)[:MAX_THREADS]
+            if tid != pid and (thread := read_thread(pid, tid)) is not None
         ]
     return ProcessSample(pid, (main, *others))
 
@@ -95,45 +93,36 @@ def has_object(call: Call | None) -> bool:
     return known.kind in _IS_OBJECT
 
 
-def thread_ids(pid: int, proc: Path = PROC) -> list[int]:
+def thread_ids(pid: int) -> list[int]:
     """Empty when the process is gone."""
-    try:
-        return sorted(int(name) for name in os.listdir(f"{proc}/{pid}/task"))
-    except OSError:
-        return []
+    return sorted(map(int, names_in(f"{pid}/task")))
 
 
-def read_thread(pid: int, tid: int, proc: Path = PROC) -> ThreadSample | None:
+def read_thread(pid: int, tid: int) -> ThreadSample | None:
     """None when it is gone."""
-    task = f"{proc}/{pid}/task/{tid}"
+    task = f"{pid}/task/{tid}"
     try:
-        stat = _read_line(f"{task}/stat")
+        stat = read_stat(task)
     except OSError:
         return None
-    # The name is in parentheses, and may itself contain spaces and parentheses.
-    fields = stat[stat.rfind(b")") + 2 :].split(None, 20)
-    if len(fields) < 20:
+    if stat is None:
         return None
-    started = int(fields[19])
-    state, ticks = fields[0].decode("ascii", "replace"), int(fields[11]) + int(fields[12])
-    if state in "ZX":
-        return ThreadSample(tid, state, ticks, None, started=started)
+    found = ThreadSample(tid, stat.state, stat.cpu_ticks, None, started=stat.start_ticks)
+    if stat.state in "ZX":
+        return found
     try:
-        call = parse_call(_read_line(f"{task}/syscall"))
+        call = parse_call(read_file(f"{task}/syscall"))
     except PermissionError:
-        return ThreadSample(tid, state, ticks, None, is_readable=False, started=started)
+        return replace(found, is_readable=False)
     except OSError:  # gone, or a kernel without this file
-        is_readable = os.path.isdir(task)
-        return ThreadSample(tid, state, ticks, None, is_readable=is_readable, started=started)
-    runs = -1
-    if tid == pid or has_object(call):
-        runs = _runs(task)
-    return ThreadSample(tid, state, ticks, call, started=started, runs=runs)
+        return replace(found, is_readable=os.path.isdir(path_of(task)))
+    runs = _runs(task) if tid == pid or has_object(call) else -1
+    return replace(found, call=call, runs=runs)
 
 
-def waits_for_thread(pid: int, proc: Path = PROC) -> bool:
+def waits_for_thread(pid: int) -> bool:
     """The main thread waits for another one, with a time-out, as `Work.wait` of Gloo does."""
-    main = read_thread(pid, pid, proc)
+    main = read_thread(pid, pid)
     if main is None or main.call is None:
         return False
     known = syscall_of(main.call.number)
@@ -155,52 +144,10 @@ def parse_call(line: bytes) -> Call | None:
 
 def _runs(task: str) -> int:
     """The voluntary context switches if the kernel has no statistics of the scheduler; else -1."""
-    try:
-        return int(read_file(f"{task}/schedstat").split()[2])
-    except (OSError, IndexError, ValueError):
-        pass
-    try:
-        status = read_file(f"{task}/status")
-    except OSError:
-        return -1
-    name = b"\nvoluntary_ctxt_switches:"
-    at = status.find(name)
-    return int(status[at + len(name) :].split(None, 1)[0]) if at >= 0 else -1
+    counts = content(f"{task}/schedstat").split()[2:]
+    return int((counts or status_line(task, "voluntary_ctxt_switches") or [-1])[0])
 
 
-def comm(pid: int, tid: int, proc: Path = PROC) -> str:
+def comm(pid: int, tid: int) -> str:
     """Name of a thread; of a process, that of its main thread. Empty when it is gone."""
-    try:
-        raw = read_file(f"{proc}/{pid}/task/{tid}/comm")
-    except OSError:
-        return ""
-    return raw.decode("utf-8", "backslashreplace").strip()
-
-
-def _read_line(path: str) -> bytes:
-    """A file of one line, which the kernel writes in one piece.
-
-    Raises:
-        OSError: as `open`.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, _CHUNK)
-    finally:
-        os.close(fd)
-
-
-def read_file(path: str, most: int = _CHUNK) -> bytes:
-    """The whole file, which is small; at most about `most` bytes.
-
-    Raises:
-        OSError: as `open`.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        parts = [os.read(fd, most)]
-        while parts[-1] and (size := sum(map(len, parts))) < most:
-            parts.append(os.read(fd, most - size))
-    finally:
-        os.close(fd)
-    return b"".join(parts)
+    return content(f"{pid}/task/{tid}/comm").decode("utf-8", "backslashreplace").strip()

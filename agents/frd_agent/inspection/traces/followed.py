@@ -1,44 +1,78 @@
-"""One trace that is followed: read when it has grown, if it may be read and lets itself be read."""
+"""One trace that is followed: read when it has grown, if it may be read and lets itself be read.
+
+A read of a trace that is on storage that does not answer would hang like the rank. Which file
+systems the rank is stuck in shows in its blocked calls; if that is not known, no trace of it is
+read. Of two file systems of one server one rarely works alone: while the rank is stuck in one that
+is not local, no trace on another such is read.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from frd.model import NodeNs, NodeRawNs
 from frd_agent.inspection.claims import RankView
+from frd_agent.inspection.reading.files import Mount
 from frd_agent.inspection.reading.memory import Helper, NotInTime
+from frd_agent.inspection.syscalls import Class
 from frd_agent.inspection.traces.history import History, Names
 from frd_agent.inspection.traces.open_traces import OpenTrace
-from frd_agent.inspection.traces.storage import objection
 from frd_agent.inspection.traces.tail import Buffering, Tail
-from frd_agent.inspection.tracking import ENOUGH
-from frd_agent.proc import PROC
+from frd_agent.inspection.tracking import ENOUGH, Wait
+from frd_agent.proc import path_of
+
+
+class Chunk(NamedTuple):
+    offset: int
+    data: bytes
+    size: int
+    """Of the whole file."""
+
+
+def read_chunk(trace: OpenTrace, tail: Tail) -> Chunk | None:
+    """What `tail` wants of the file; may block: for a helper only. None if the descriptor leads to
+    another file by now, or to one that is not regular. It is first opened without touching what is
+    behind it (O_PATH): to open a FIFO would wake its writer, and a device may act.
+
+    Raises:
+        OSError: no right, or the process is gone.
+    """
+    place = os.open(path_of(f"{trace.pid}/fd/{trace.fd}"), os.O_PATH | os.O_CLOEXEC)
+    try:
+        found = os.fstat(place)
+        if not stat.S_ISREG(found.st_mode) or found.st_ino != trace.inode:
+            return None
+        offset, length = tail.wants(found.st_size)
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+        fd = os.open(f"/proc/self/fd/{place}", flags)
+        try:
+            return Chunk(offset, os.pread(fd, length, offset), found.st_size)
+        finally:
+            os.close(fd)
+    finally:
+        os.close(place)
+
 
 PAUSE_NS: Final = 30_000_000_000
 """How long a trace is left alone after it could not be read."""
 
 
+@dataclass(slots=True)
 class Traces:
     """What all inspected ranks share. Used by one thread at a time."""
 
-    def __init__(
-        self,
-        to_raw: Callable[[NodeNs], NodeRawNs],
-        helper: Helper | None = None,
-        real_now: Callable[[], int] = time.time_ns,
-    ) -> None:
-        """`to_raw` takes stamps of the node's wall clock, which `real_now` shows."""
-        self.to_raw = to_raw
-        self.helper = Helper(name="frd-trace-of") if helper is None else helper
-        """Not the one that reads memory: if a trace hangs it, no trace is read, and that is all."""
-        self.real_now = real_now
-        self.broken = 0
-        """Lines and gzip members that were left out."""
+    to_raw: Callable[[NodeNs], NodeRawNs]
+    """Takes stamps of the node's wall clock, which `real_now` shows."""
+    helper: Helper = field(default_factory=lambda: Helper(name="frd-trace-of"))
+    """Not the one that reads memory: if a trace hangs it, no trace is read, and that is all."""
+    real_now: Callable[[], int] = time.time_ns
+    broken: int = 0
+    """Lines and gzip members that were left out."""
 
 
 class Followed:
@@ -60,7 +94,7 @@ class Followed:
     def buffering(self) -> Buffering:
         return self._tail.buffering if self.trace.written else Buffering.BUFFERED
 
-    def look(self, shared: Traces, view: RankView, now_ns: NodeRawNs, proc: Path = PROC) -> None:
+    def look(self, shared: Traces, view: RankView, now_ns: NodeRawNs) -> None:
         """Read what was appended."""
         if self.trace.written == self._read_to:
             self.quiet += 1
@@ -75,7 +109,7 @@ class Followed:
         self._objections, self.problem = 0, ""
         trace, tail = self.trace, self._tail
         try:
-            chunk = shared.helper.run(lambda: _chunk_of(trace, tail, proc))
+            chunk = shared.helper.run(lambda: read_chunk(trace, tail))
         except NotInTime:
             self.problem = "could not be read in time"
         except OSError as error:
@@ -91,35 +125,63 @@ class Followed:
         self._pause_until_ns = now_ns + PAUSE_NS
 
 
-class _Chunk(NamedTuple):
-    offset: int
-    data: bytes
-    size: int
-    """Of the whole file."""
+_LOCAL: Final = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "jfs"}
+    | {"tmpfs", "ramfs", "rootfs", "overlay", "fuse.fuse-overlayfs"}
+    | {"devtmpfs", "devpts", "proc", "sysfs", "hugetlbfs"}
+)
+_CALLS: Final = frozenset(
+    {Class.READ, Class.WRITE, Class.SYNC, Class.OPEN, Class.FAULT, Class.LOCK}
+)
 
 
-def _chunk_of(trace: OpenTrace, tail: Tail, proc: Path = PROC) -> _Chunk | None:
-    """What `tail` wants of the file; None if the descriptor leads to another file by now, or to one
-    that is not regular. May block: for a helper only.
+def objection(view: RankView, trace: Mount | None) -> str:
+    """Why a trace on this mount is not read now; empty if it may be read."""
+    if trace is None:
+        return "its file system is not known"
+    for stuck in _stuck_in(view):
+        if stuck is None:
+            return "it is not known in which file system the rank is stuck"
+        if stuck.fs == trace.fs:
+            return "it is on the file system that the rank is stuck in"
+        if not _is_local(stuck) and not _is_local(trace):
+            return "neither it nor what the rank is stuck in is on a local file system"
+    return ""
 
-    ``/proc/<pid>/fd/<fd>`` leads to the same file without its path. It is first opened without
-    touching what is behind it (O_PATH), because to open a FIFO would wake its writer, and a device
-    may act.
 
-    Raises:
-        OSError: no right, or the process is gone.
-    """
-    place = os.open(f"{proc}/{trace.pid}/fd/{trace.fd}", os.O_PATH | os.O_CLOEXEC)
-    try:
-        found = os.fstat(place)
-        if not stat.S_ISREG(found.st_mode) or found.st_ino != trace.inode:
-            return None
-        offset, length = tail.wants(found.st_size)
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-        fd = os.open(f"{PROC}/self/fd/{place}", flags)
-        try:
-            return _Chunk(offset, os.pread(fd, length, offset), found.st_size)
-        finally:
-            os.close(fd)
-    finally:
-        os.close(place)
+def _is_local(mount: Mount) -> bool:
+    return mount.fs.partition(" ")[0] in _LOCAL
+
+
+def _stuck_in(view: RankView) -> Iterator[Mount | None]:
+    """By the waits of its processes, and of those that hold a lock that it waits for. None for a
+    file system that is not known."""
+    waits = [wait for pid in view.family for wait in _waits(view, pid)]
+    for wait in waits:
+        yield from _of_wait(wait)
+        holder = wait.target.holder if wait.target is not None else None
+        if holder is not None and holder not in view.family:
+            for other in _waits(view, holder):
+                yield from _of_wait(other)
+
+
+def _waits(view: RankView, pid: int) -> tuple[Wait, ...]:
+    process = view.processes.get(pid)
+    return () if process is None else (process.main, *process.others)
+
+
+def _of_wait(wait: Wait) -> list[Mount | None]:
+    target = wait.target
+    if wait.state not in "SD":
+        return []
+    if target is None or target.call.kind not in _CALLS:
+        return [None] if wait.state == "D" else []
+    mounts: list[Mount | None] = [None]  # a page fault, or sync()
+    if target.path:
+        mounts = [target.mount]
+    elif target.objects:
+        files = [one.file for one in target.objects if not one.is_pipe]
+        mounts = [file.mount for file in files if not file.special]
+    if target.call.kind is Class.LOCK:  # no matter of storage, unless a server keeps the locks
+        mounts = [mount for mount in mounts if mount is None or not _is_local(mount)]
+    return mounts

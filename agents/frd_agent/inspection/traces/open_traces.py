@@ -7,7 +7,6 @@ trace that does not grow is never touched, and neither is one that nothing was w
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from frd_agent.inspection.reading.files import (
@@ -17,8 +16,6 @@ from frd_agent.inspection.reading.files import (
     printable,
     read_mounts,
 )
-from frd_agent.inspection.reading.threads import read_file
-from frd_agent.proc import PROC
 
 MAX_TRACES: Final = 4
 """Of one process."""
@@ -54,46 +51,34 @@ class OpenTrace:
         return (self.mount.fs if self.mount else "", self.inode)
 
 
-def open_traces(pid: int, proc: Path = PROC) -> list[OpenTrace]:
+def open_traces(pid: int) -> list[OpenTrace]:
     found = {
         fd: target
-        for fd, target in sorted(links(pid, proc).items())
+        for fd, target in sorted(links(pid).items())
         if target.startswith("/") and target.removesuffix(_DELETED).endswith(_SUFFIXES)
     }
     if not found:
         return []
-    mounts = read_mounts(pid, proc)
+    mounts = read_mounts(pid)
     traces = []
     for fd, target in found.items():
-        file = open_file(pid, fd, mounts, proc)
+        file = open_file(pid, fd, mounts)
         if file.link == target and "w" in file.access:
             traces.append(OpenTrace(pid, fd, target, file.inode, file.position, file.mount))
     return traces[:MAX_TRACES]
 
 
-def refreshed(trace: OpenTrace, proc: Path = PROC) -> OpenTrace | None:
+def refreshed(trace: OpenTrace) -> OpenTrace | None:
     """As it is now; None if the descriptor was closed, or leads to another file."""
-    file = open_file(trace.pid, trace.fd, {}, proc)
+    file = open_file(trace.pid, trace.fd, {})
     if (file.link, file.inode) != (trace.link, trace.inode):
         return None
     return replace(trace, written=file.position)
 
 
-def open_paths(pid: int, proc: Path = PROC) -> dict[str, int]:
+def open_paths(pid: int) -> dict[str, int]:
     """The files that the process has open, with a descriptor for each."""
-    return {target: fd for fd, target in links(pid, proc).items() if target.startswith("/")}
-
-
-def inner_pid(pid: int, proc: Path = PROC) -> int:
-    """The number of a process in its own namespace, which is the one that it writes."""
-    try:
-        status = read_file(f"{proc}/{pid}/status")
-    except OSError:
-        return pid
-    for line in status.splitlines():
-        if line.startswith(b"NSpid:"):
-            return int(line.split()[-1])
-    return pid
+    return {target: fd for fd, target in links(pid).items() if target.startswith("/")}
 
 
 def named(path: str) -> str:

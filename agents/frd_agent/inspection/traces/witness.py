@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from frd.dftracer.kinds import Kind, may_read_next
@@ -30,7 +29,6 @@ from frd_agent.inspection.traces.followed import Followed, Traces
 from frd_agent.inspection.traces.history import LastCall, Names, end_ns
 from frd_agent.inspection.traces.open_traces import (
     OpenTrace,
-    inner_pid,
     named,
     open_paths,
     open_traces,
@@ -38,7 +36,7 @@ from frd_agent.inspection.traces.open_traces import (
 )
 from frd_agent.inspection.traces.tail import Buffering
 from frd_agent.inspection.tracking import ENOUGH, Wait
-from frd_agent.proc import PROC
+from frd_agent.proc import inner_pid
 
 SEARCH_NS: Final = 10_000_000_000
 """How often the descriptors of a process are searched for traces."""
@@ -65,9 +63,8 @@ class _Story:
 class Witness:
     """Of one rank process."""
 
-    def __init__(self, shared: Traces, proc: Path = PROC) -> None:
+    def __init__(self, shared: Traces) -> None:
         self._shared = shared
-        self._proc = proc
         self._names = Names()
         self._open: dict[int, list[OpenTrace]] = {}
         """By process."""
@@ -114,15 +111,15 @@ class Witness:
         for identity, trace in traces.items():
             followed = self._followed[identity]
             followed.trace = trace
-            followed.look(self._shared, view, now_ns, self._proc)
+            followed.look(self._shared, view, now_ns)
 
     def _traces(self, pid: int, now_ns: NodeRawNs) -> list[OpenTrace]:
         if now_ns < self._search_at_ns.get(pid, 0):
-            known = [refreshed(one, self._proc) for one in self._open.get(pid, ())]
+            known = [refreshed(one) for one in self._open.get(pid, ())]
             if all(known):
                 return [one for one in known if one is not None]
         self._search_at_ns[pid] = now_ns + SEARCH_NS
-        return open_traces(pid, self._proc)
+        return open_traces(pid)
 
     # -- choosing ------------------------------------------------------------------------------
 
@@ -130,12 +127,12 @@ class Witness:
         """Of a trace that the process writes, else of one of the rank."""
         of_rank = {one.identity for one in self._open[rank_pid]}
         own = [one.identity for one in self._open[pid] if one.identity not in of_rank]
-        inner = inner_pid(pid, self._proc)
+        inner = inner_pid(pid) or pid  # the number that it writes
         if pid != rank_pid:
             inherited = [key for key in of_rank if inner in self._followed[key].history.last]
             if mine := own or inherited:
                 return self._latest(pid, mine, inner)
-            inner = inner_pid(rank_pid, self._proc)
+            inner = inner_pid(rank_pid) or rank_pid
         return self._latest(rank_pid, of_rank, inner)
 
     def _latest(self, pid: int, traces: Iterable[tuple[str, int]], inner: int) -> _Story | None:
@@ -178,7 +175,7 @@ class Witness:
         return self._worded[1]
 
     def _words(self, pid: int, last: LastCall) -> str:
-        opened = open_paths(pid, self._proc)
+        opened = open_paths(pid)
         if last.begun and (path := self._names.path(last.begun, opened)):
             return f"the begin of a call on {named(path)}"
         if last.kind < Kind.IO:
@@ -209,12 +206,12 @@ class Witness:
         process = view.processes[story.pid]
         if not _may_do_io(process.main):
             return None
-        opened = open_paths(story.pid, self._proc)
+        opened = open_paths(story.pid)
         path = self._names.path(last.file, opened)
         if path not in opened:
             return None
-        mounts = read_mounts(story.pid, self._proc)
-        file = open_file(story.pid, opened[path], mounts, self._proc)
+        mounts = read_mounts(story.pid)
+        file = open_file(story.pid, opened[path], mounts)
         if file.link != path or "r" not in file.access:
             return None
         who = Who("it", story.pid, printable(process.name))

@@ -11,40 +11,13 @@ device, they match. Nothing is guessed: an unmatched process counts only in the 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from frd.model import MemoryEvent, MemoryEventKind, NodeRawNs, SeriesInfo, SeriesKind
-from frd_agent import tap
 from frd_agent.memory.gpu.nvml import DeviceReading, Look
 from frd_agent.memory.target import Part, Reading, Target
-
-
-class PidSpace:
-    """Our view of processes."""
-
-    def __init__(self, proc: Path = Path("/proc"), initial: bool | None = None) -> None:
-        self._proc = proc
-        self.is_initial = _is_initial(proc) if initial is None else initial
-
-    def inner_pid(self, pid: int) -> int | None:
-        """The number that a process gives itself; None when it is not seen."""
-        try:
-            status = (self._proc / str(pid) / "status").read_bytes()
-        except OSError:
-            return None
-        _, found, rest = status.partition(b"\nNSpid:")
-        numbers = rest.partition(b"\n")[0].split()
-        return int(numbers[-1]) if found and numbers else pid
-
-
-def _is_initial(proc: Path) -> bool:
-    try:
-        return os.stat(proc / "self/ns/pid").st_ino == tap.FIRST_PID_NAMESPACE
-    except OSError:
-        return False
+from frd_agent.proc import inner_pid
 
 
 def device_key(uuid: str) -> str:
@@ -59,15 +32,16 @@ def users(uuid: str, targets: Iterable[Target]) -> list[Target]:
 
 
 def owners(
-    uuid: str, pids: Sequence[int], targets: Sequence[Target], space: PidSpace
+    uuid: str, pids: Sequence[int], targets: Sequence[Target], *, sees_host: bool
 ) -> dict[int, int]:
-    """By number of the rank, which of the device's processes it is."""
+    """By number of the rank, which of the device's processes it is. `sees_host`: /proc shows
+    the processes of the host."""
     claiming = users(uuid, targets)
     found: dict[int, int] = {}
     for pid in pids:
-        candidates = [target for target in targets if space.is_initial and target.pid == pid]
+        candidates = [target for target in targets if sees_host and target.pid == pid]
         if not candidates:
-            inner = space.inner_pid(pid) if space.is_initial else pid
+            inner = inner_pid(pid) if sees_host else pid
             candidates = [target for target in claiming if target.said_pid == inner]
         if len(candidates) == 1:
             found.setdefault(candidates[0].number, pid)
@@ -90,8 +64,9 @@ class _Use:
 class Gpus:
     """Lives on one thread."""
 
-    def __init__(self, space: PidSpace) -> None:
-        self._space = space
+    def __init__(self, *, sees_host: bool) -> None:
+        """`sees_host`: as of `owners`."""
+        self._sees_host = sees_host
         self.devices: tuple[DeviceReading, ...] = ()
         """Of the last look."""
         self.names: dict[bytes, str] = {}
@@ -131,7 +106,7 @@ class Gpus:
         digits = device_key(uuid).replace("-", "")
         if len(digits) == 32:
             self.names[bytes.fromhex(digits)] = uuid
-        owned = owners(uuid, list(device.processes), targets, self._space)
+        owned = owners(uuid, list(device.processes), targets, sees_host=self._sees_host)
         using = owned.keys() | {target.number for target in users(uuid, targets)}
         return _Use(known, sorted(using), dict(sorted(owned.items())))
 

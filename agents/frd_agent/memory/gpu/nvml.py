@@ -2,8 +2,9 @@
 
 Uses pynvml, which is imported only here. Every state may change: a missing driver may be loaded
 later, a driver that was reset is opened again, and a device that falls off the bus is reported once
-and searched for again. A call may take long, or forever, so all calls are on a separate thread
-(`frd_agent.memory.gpu.devices`).
+and searched for again. A call into the driver may hang for minutes, or forever if a device has
+failed. It must not block other work, and it cannot be cancelled: so a helper thread makes the calls
+(`Devices`), callers wait for an answer with a timeout, and a late answer keeps its own timestamp.
 
 Process lists cost the driver more than all other calls. They are read once a second, and when the
 used memory of the device has changed at all, which is rare in training because the allocator keeps
@@ -14,11 +15,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import queue
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from frd_agent.inspection.reading.memory import Helper
 from frd_agent.memory.target import NO_SAMPLE
+from frd_agent.node_time import raw_now
 
 RETRY_S: Final = 60.0
 """Between two attempts to open the driver, or to find devices that have come."""
@@ -217,3 +222,52 @@ class Nvml:
 
 def _line(error: object) -> str:
     return " ".join(str(error).split())
+
+
+HANGS_S: Final = 5.0
+"""A read that takes longer than this is logged."""
+SHARE: Final = 1 / 100
+"""Looks become less frequent if they would use more than this share of a core."""
+
+
+class Devices:
+    """Calls the driver on a thread, and notices a call that hangs."""
+
+    def __init__(self, nvml: Nvml) -> None:
+        self._nvml = nvml
+        self._helper = Helper(name="frd-nvml")
+        self._answers: queue.SimpleQueue[Look] = queue.SimpleQueue()
+        self._asked_at = self._rest_until = 0.0
+        self._failing = False
+
+    def ask(self) -> bool:
+        """Request a look at all devices; False while one is in progress, or a rest after it."""
+        now_s = time.monotonic()
+        if self._helper.hangs or now_s < self._rest_until:
+            return False
+        self._asked_at = now_s
+        self._helper.start(self._look)
+        return True
+
+    def take(self, timeout_s: float) -> Look | None:
+        """The next look, each once; waits if one is in progress. None if there is none yet."""
+        try:
+            return self._answers.get(self._helper.hangs, timeout_s)
+        except queue.Empty:
+            return None
+
+    @property
+    def silent_s(self) -> float:
+        """For how long the driver has not answered."""
+        return time.monotonic() - self._asked_at if self._helper.hangs else 0.0
+
+    def _look(self) -> None:
+        before, begin_ns = time.thread_time(), raw_now()
+        try:
+            look = self._nvml.look(time.monotonic())
+        except Exception:  # pynvml cannot read the driver's answer; the next look may work
+            if not self._failing:
+                log.exception("NVIDIA driver: an answer could not be read")
+            self._failing, look = True, Look()
+        self._rest_until = time.monotonic() + (time.thread_time() - before) / SHARE
+        self._answers.put(replace(look, begin_ns=begin_ns, end_ns=raw_now()))

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 
 from frd_agent.inspection.reading.files import read_mounts
 from frd_agent.memory.host.processes import total_bytes
-from frd_agent.proc import PROC
+from frd_agent.proc import content, path_of
 
 _MAX_BYTES: Final = 64 * 1024
 _LOOK_S: Final = 0.5
@@ -146,10 +146,10 @@ class _Place(NamedTuple):
     names: _Names
 
 
-def find(pid: int, proc: Path = PROC) -> Cgroup | None:
+def find(pid: int) -> Cgroup | None:
     """None where memory is not accounted, or out of sight."""
-    machine = total_bytes(proc)
-    for place in _places(pid, proc):
+    machine = total_bytes()
+    for place in _places(pid):
         folder, name = place.folder, place.name
         while not (limit := _limit(folder / place.names.limit, machine)) and folder != place.mount:
             folder, name = folder.parent, name.parent
@@ -160,9 +160,9 @@ def find(pid: int, proc: Path = PROC) -> Cgroup | None:
     return None
 
 
-def _places(pid: int, proc: Path) -> Iterator[_Place]:
+def _places(pid: int) -> Iterator[_Place]:
     paths: dict[_Names, str] = {}
-    for line in _lines(proc / str(pid) / "cgroup"):
+    for line in _lines(f"{pid}/cgroup"):
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if "memory" in controllers.split(","):
@@ -170,13 +170,13 @@ def _places(pid: int, proc: Path) -> Iterator[_Place]:
         elif number == "0" and not controllers:
             paths[_V2] = path
     for process in ("self", pid):
-        for mount in read_mounts(process, proc).values():
+        for mount in read_mounts(process).values():
             kind = mount.fs.partition(" ")[0]
             names = _V2 if kind == "cgroup2" else _V1
             if names is _V1 and (kind != "cgroup" or "memory" not in mount.options.split(",")):
                 continue
             below = _below(paths[names], mount.root) if names in paths else None
-            at = Path(f"{proc}/{process}/root{mount.point}")
+            at = Path(path_of(f"{process}/root{mount.point}"))
             if below is not None and os.path.exists(at / below / names.usage):
                 yield _Place(at, at / below, PurePosixPath(paths[names]), names)
 
@@ -189,14 +189,12 @@ def _below(path: str, root: str) -> str | None:
     return below if below != path and ".." not in below.split("/") else None
 
 
-def _lines(path: Path) -> list[str]:
-    with contextlib.suppress(OSError):
-        return path.read_text("utf-8", "surrogateescape").splitlines()
-    return []
+def _lines(path: str) -> list[str]:
+    return content(path, _MAX_BYTES).decode("utf-8", "surrogateescape").splitlines()
 
 
 def _limit(path: Path, machine: int) -> int:
-    text = "".join(_lines(path)).strip()
+    text = "".join(_lines(str(path))).strip()
     limit = int(text) if text.isdecimal() else 0
     return limit if not machine or limit < machine else 0
 
@@ -211,13 +209,13 @@ class OomKills:
     container that is killed as a whole takes its cgroup with it; then the last `look` counts.
     """
 
-    def __init__(self, pid: int | None, proc: Path = PROC) -> None:
+    def __init__(self, pid: int | None) -> None:
         """`pid` is None if the process is out of sight."""
-        place = next(_places(pid, proc), None) if pid is not None else None
+        place = next(_places(pid), None) if pid is not None else None
         self._own: _Numbers | None = None
         with contextlib.suppress(OSError):
             self._own = _Numbers(place.folder / place.names.events) if place else None
-        self._vmstat = proc / "vmstat"
+        self._vmstat = Path(path_of("vmstat"))
         self._before = _kills(self._own), self._on_node()
         self._last = self._before[0]
         self._look_at = 0.0

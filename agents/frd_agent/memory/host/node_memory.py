@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from frd.model import MemoryEvent, MemoryEventKind, NodeRawNs, SeriesInfo, SeriesKind
@@ -32,39 +32,34 @@ class _Rank:
         return Reading(self.target.attempt, SeriesInfo(self.target.number, kind), capacity, used)
 
 
+@dataclass(slots=True)
 class NodeMemory:
     """Lives on one thread."""
 
-    def __init__(
-        self,
-        processes: ProcessMemory,
-        find: Callable[[int], Cgroup | None] = cgroup.find,
-        machine_bytes: int | None = None,
-    ) -> None:
-        self._processes = processes
-        self._find = find
-        self._machine = host.total_bytes() if machine_bytes is None else machine_bytes
-        self._ranks: dict[int, _Rank] = {}
-        self._cgroups_at = float("-inf")
-        self._kills: dict[Cgroup, int | None] = {}
-        """The cgroups that are open, and how often the kernel had killed there at the last look."""
-        self._killed_at: dict[Cgroup, float] = {}
-        """Of kills that no rank is known to have lost a process by."""
+    processes: ProcessMemory
+    find: Callable[[int], Cgroup | None] = cgroup.find
+    machine_bytes: int = field(default_factory=host.total_bytes)
+    _ranks: dict[int, _Rank] = field(default_factory=dict)
+    _cgroups_at: float = float("-inf")
+    _kills: dict[Cgroup, int | None] = field(default_factory=dict)
+    """The cgroups that are open, and how often the kernel had killed there at the last look."""
+    _killed_at: dict[Cgroup, float] = field(default_factory=dict)
+    """Of kills that no rank is known to have lost a process by."""
 
     def read(self, targets: Sequence[Target], now_s: float, part: Part) -> None:
         """Add to `part` what is read now."""
         self._follow(targets, now_s)
-        self._processes.look_around([t.pid for t in targets if t.pid is not None], now_s)
+        self.processes.look_around([t.pid for t in targets if t.pid is not None], now_s)
         for rank in self._ranks.values():
             if rank.gone_at is None and rank.target.pid is not None:
-                used = self._processes.used(rank.target.pid)
+                used = self.processes.used(rank.target.pid)
                 part.readings.append(rank.reading(SeriesKind.HOST_USED, self._capacity(rank), used))
         if now_s >= self._cgroups_at:
             self._cgroups_at = now_s + _CGROUP_S
             self._read_cgroups(part, now_s)
 
     def close(self) -> None:
-        self._processes.close()
+        self.processes.close()
 
     def _follow(self, targets: Sequence[Target], now_s: float) -> None:
         living = {target.number: target for target in targets}
@@ -74,7 +69,7 @@ class NodeMemory:
             if number in living:
                 if now_s >= rank.find_at and rank.target.pid is not None:
                     rank.find_at = now_s + _FIND_S
-                    rank.cgroup = self._known(self._find(rank.target.pid))
+                    rank.cgroup = self._known(self.find(rank.target.pid))
             elif rank.gone_at is None:
                 rank.gone_at = now_s
                 self._cgroups_at = now_s  # its cgroup may go with it, and with it the count
@@ -88,7 +83,7 @@ class NodeMemory:
         return next((group for group in self._kills if group == found), None)
 
     def _capacity(self, rank: _Rank) -> int:
-        return (rank.cgroup.limit if rank.cgroup else 0) or self._machine
+        return (rank.cgroup.limit if rank.cgroup else 0) or self.machine_bytes
 
     def _read_cgroups(self, part: Part, now_s: float) -> None:
         """Each cgroup once, however many ranks it holds. The kernel does not say which process it
@@ -108,7 +103,7 @@ class NodeMemory:
                         rank.reading(SeriesKind.CGROUP_USED, self._capacity(rank), found.used)
                     )
             if killed > 0:
-                hit = [rank for rank in ranks if self._processes.has_lost(rank.target.pid)]
+                hit = [rank for rank in ranks if self.processes.has_lost(rank.target.pid)]
                 part.events += [_kill(rank, group, killed, part.begin_ns) for rank in hit]
                 if not hit and now_s - self._killed_at.setdefault(group, now_s) <= _LINGER_S:
                     continue

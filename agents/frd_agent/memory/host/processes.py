@@ -18,16 +18,14 @@ with the same pid.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from frd_agent.memory.target import NO_SAMPLE
-from frd_agent.proc import PROC, Stat, by_parent, descendants, read_all
+from frd_agent.proc import Stat, by_parent, content, descendants, path_of, read_all
 
 SCAN_S: Final = 2.0
 """How often children are looked for."""
@@ -52,8 +50,7 @@ class _Child:
 class ProcessMemory:
     """Of all ranks of one node. Lives on one thread."""
 
-    def __init__(self, proc: Path = PROC) -> None:
-        self._proc = proc
+    def __init__(self) -> None:
         self._ranks: dict[int, int] = {}
         """Descriptor of its status, by pid."""
         self._below: dict[int, list[int]] = {}
@@ -67,7 +64,7 @@ class ProcessMemory:
         if now_s < self._scan_at and pids == self._below.keys():
             return
         began = time.thread_time()
-        processes = read_all(self._proc)
+        processes = read_all()
         children = by_parent(processes)
         self._below = {
             pid: descendants(pid, children, but=pids, most=_MAX_CHILDREN) for pid in pids
@@ -81,7 +78,7 @@ class ProcessMemory:
         for pid in self._ranks.keys() - pids:
             os.close(self._ranks.pop(pid))
         for pid in pids - self._ranks.keys():
-            if (fd := _open(f"{self._proc}/{pid}/status")) is not None:
+            if (fd := _open(f"{pid}/status")) is not None:
                 self._ranks[pid] = fd
         known = {child for children in self._below.values() for child in children}
         for pid in self._children.keys() - known:
@@ -89,7 +86,7 @@ class ProcessMemory:
         for pid in known - self._children.keys():
             if len(self._ranks) + len(self._children) >= _MAX_OPEN:
                 break
-            if (fd := _open(f"{self._proc}/{pid}/statm")) is not None:
+            if (fd := _open(f"{pid}/statm")) is not None:
                 self._children[pid] = _Child(fd, self._inherited(pid, fd, processes))
 
     def _inherited(self, pid: int, statm: int, processes: Mapping[int, Stat]) -> int:
@@ -97,7 +94,7 @@ class ProcessMemory:
         parent = processes[pid].parent
         if parent in processes and processes[parent].start_stack != processes[pid].start_stack:
             return 0
-        fields = _read(f"{self._proc}/{parent}/statm")
+        fields = content(f"{parent}/statm")
         return min(_private(_pread(statm)), _private(fields))
 
     def used(self, pid: int) -> int:
@@ -136,9 +133,9 @@ def _private(statm: bytes) -> int:
     return max(int(fields[1]) - int(fields[2]), 0) * _PAGE if len(fields) > 3 else 0
 
 
-def _open(path: str) -> int | None:
+def _open(name: str) -> int | None:
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(path_of(name), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
 
@@ -151,13 +148,6 @@ def _pread(fd: int) -> bytes:
         return b""
 
 
-def _read(path: str) -> bytes:
-    """Empty when it cannot be read."""
-    with contextlib.suppress(OSError):
-        return Path(path).read_bytes()
-    return b""
-
-
-def total_bytes(proc: Path = PROC) -> int:
+def total_bytes() -> int:
     """Memory of the machine; 0 when unknown."""
-    return _kib(b"\n" + _read(f"{proc}/meminfo"), b"\nMemTotal:") * 1024
+    return _kib(b"\n" + content("meminfo"), b"\nMemTotal:") * 1024

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from frd.errors import DumpError
 from frd.forms import exit_text
 from frd.model import NodeRawNs, RankState, RankStatus, Stage
 from frd_agent import tap
@@ -22,6 +23,8 @@ from frd_agent.ranks.rank import Rank, RankContext
 from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.stacks.outside import StackText, from_outside
 from frd_agent.ranks.tap_files import ExitRecord, TapIdentity
+from frd_agent.recorder.naming import Naming
+from frd_agent.recorder.recorders import KeptDump
 
 ENDED: Final = "ended before it had a process group"
 _WRITES_S: Final = 5 * tap.STAGE_EVERY_S
@@ -42,7 +45,8 @@ class FormingRank:
         self._shared = shared
         attempt = shared.dictionary.forming_attempt(claim.attempt, claim.world_size, claim.run)
         address, stderr = shared.addresses.of(self.process, claim)
-        self.info = replace(claim.info, address=address)
+        self.key, self.info = claim.attempt, replace(claim.info, address=address)
+        self.naming = Naming(shared.dictionary, attempt)
         self.log = Log(self.process, stderr, shared.addresses.configured(claim))
         self.number = shared.dictionary.rank(attempt, self.info)
         self.reports = shared.reports(attempt)
@@ -55,17 +59,13 @@ class FormingRank:
         self._since_ns = shared.time.until(claim.started_at_ns)
 
     def __str__(self) -> str:
-        key = self.identity.attempt
-        return f"rank {self.identity.rank} of {key.job} attempt {key.attempt}"
-
-    @property
-    def pid(self) -> int | None:
-        """As `Rank.pid`."""
-        return self.process.pid
+        return str(self.identity)
 
     def learn(self, report: StageReport) -> None:
         """The tap has written another report."""
-        self._stage = stage_of(report, self._shared)
+        # In the node's raw time. A time of the future is taken as now, one before the boot as 1.
+        since_ns, as_of_ns = map(self._shared.time.until, (report.since_ns, report.as_of_ns))
+        self._stage = Stage(report.op, since_ns, max(as_of_ns, since_ns))
         self.reports.current.set_as_of(self.number, NodeRawNs(self._stage.as_of_ns))
         self._said = report
 
@@ -126,18 +126,19 @@ class FormingRank:
     def forget(self) -> None:
         self.reports.forget(self.number)
 
+    async def ask(self, timeout_s: float) -> list[KeptDump]:
+        """As `Rank.ask`."""
+        raise DumpError(f"{self}: it has no process group yet")
+
+    def kept(self) -> list[KeptDump]:
+        return []
+
     async def read_stack(self, handler_timeout_s: float, py_spy_timeout_s: float) -> StackText:
         """As `StackReader.read`; it has no socket."""
         stack = await from_outside(self.process, handler_timeout_s + py_spy_timeout_s)
         if stack.source == "py-spy" or self._said is None or not self._said.frames:
             return stack
         return StackText("tap", f"{_written(self._said)}{stack.text}")
-
-
-def stage_of(report: StageReport, shared: RankContext) -> Stage:
-    """In the node's raw time. A time of the future is taken as now, one before the boot as 1."""
-    since_ns, as_of_ns = map(shared.time.until, (report.since_ns, report.as_of_ns))
-    return Stage(report.op, since_ns, max(as_of_ns, since_ns))
 
 
 def _written(report: StageReport) -> str:

@@ -294,7 +294,8 @@ class Forming:
                 claimant.rank = rank
                 rank.learn(claimant.report)
                 rank.poll(now_ns)
-                log.info("%s: forming, pid %d on %s", rank, rank.pid or claim.pid, claim.info.node)
+                pid = rank.process.pid or claim.pid
+                log.info("%s: forming, pid %d on %s", rank, pid, claim.info.node)
 
     def _forget_ended(self, key: object) -> None:
         """The end of a former process would be taken for that of its successor."""

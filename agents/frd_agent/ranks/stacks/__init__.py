@@ -1,4 +1,4 @@
 """Stacks of a rank and of its child processes, and their processor time.
 
-Entry points: `reader.StackReader` (the rank), `children.child_stacks`, `cpu_usage.Meter`.
+Entry points: `reader.StackReader` (the rank), `children.child_stacks`, `children.Meter`.
 """

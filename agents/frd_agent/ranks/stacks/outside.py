@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,7 +19,7 @@ from typing import Final
 from frd.errors import FrdError
 from frd.flight.stacks.text import ADVICE
 from frd_agent.inspection.reading.rights import yama_advice
-from frd_agent.proc import PROC
+from frd_agent.proc import path_of
 from frd_agent.ranks.process import HIDDEN
 from frd_agent.ranks.rank_process import RankProcess
 
@@ -28,6 +30,7 @@ _ADVICE: Final = ADVICE.removeprefix("# ")
 _MAX_THREADS = 64
 _TRIES = 4
 _TRY_AGAIN_S = 0.05
+_END_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ async def _read(pid: int, timeout_s: float, failed: list[str]) -> StackText:
         if what_to_do := advice(error):
             failed.append(_ADVICE + what_to_do)
     try:
-        return _noted("proc", failed, _from_proc(PROC / str(pid)))
+        return _noted("proc", failed, _from_proc(Path(path_of(str(pid)))))
     except NoStack as error:
         failed.append(f"proc: {error}")
     return _noted("none", failed, "")
@@ -106,25 +109,38 @@ async def from_py_spy(pid: int, timeout_s: float) -> str:
 
 async def _dump(command: str, pid: int) -> str:
     try:
-        process = await asyncio.create_subprocess_exec(
-            *(command, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+        status, out, errors = await output_of(
+            *(command, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid))
         )
     except OSError as error:
         raise NoStack(f"{command}: {error.strerror}: reinstall py-spy") from error
+    if status == 0 and b"Thread " in out:
+        return decoded(out)[:MAX_TEXT]
+    lines = decoded(errors).strip().splitlines() or ["no thread in the answer"]
+    kind = _Moved if b"Failed to get stack traces" in errors else NoStack
+    raise kind(f"exit code {status}: {lines[0][:200]}")
+
+
+async def output_of(
+    *command: str, env: Mapping[str, str] | None = None
+) -> tuple[int | None, bytes, bytes]:
+    """Exit status, stdout and stderr. The process is killed if this is cancelled.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=env
+    )
     try:
         out, errors = await process.communicate()
     finally:
         if process.returncode is None:
             process.kill()
-            await process.wait()
-    if process.returncode == 0 and b"Thread " in out:
-        return decoded(out)[:MAX_TEXT]
-    lines = decoded(errors).strip().splitlines() or ["no thread in the answer"]
-    kind = _Moved if b"Failed to get stack traces" in errors else NoStack
-    raise kind(f"exit code {process.returncode}: {lines[0][:200]}")
+            with suppress(TimeoutError):  # if it hangs in the kernel, it stays for as long as that
+                await asyncio.wait_for(process.wait(), _END_S)
+    return process.returncode, out, errors
 
 
 def advice(error: NoStack) -> str:

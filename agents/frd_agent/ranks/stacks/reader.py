@@ -12,7 +12,6 @@ on the rank's counters file.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,6 +21,7 @@ from frd.errors import FrdError
 from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.stacks.outside import MAX_TEXT, NoStack, StackText, decoded, from_outside
 from frd_agent.recorder.worker_server import Handlers
+from frd_agent.untrusted_files import try_lock
 
 _TURN_S = 0.02
 """How often to try whether another agent's request has been answered."""
@@ -93,19 +93,11 @@ async def _turn_at(path: Path | None) -> AsyncIterator[None]:
     except OSError as error:
         raise NoStack(f"{path}: {error.strerror}") from error
     try:
-        while not _locked(fd):
+        while not try_lock(fd):
             await asyncio.sleep(_TURN_S)
         yield
     finally:
         os.close(fd)
-
-
-def _locked(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _ignore_failure(request: asyncio.Task[bytes]) -> None:

@@ -122,16 +122,16 @@ def test_where_stderr_is_no_file() -> None:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Callable[..., Address]:
+def made(proc_files: Path) -> Callable[..., Address]:
     """The address of a process whose files are these."""
 
     def make(**files: bytes) -> Address:
-        at = tmp_path / "7"
+        at = proc_files / "7"
         at.mkdir(exist_ok=True)
         (at / "status").write_text("Uid:\t5\t5\t5\t5\nGid:\t6\t6\t6\t6\n")
         for name, content in files.items():
             (at / name).write_bytes(content)
-        return _read(7, "n1", at)[0]
+        return _read(7, "n1")[0]
 
     return make
 
@@ -163,7 +163,7 @@ def pod(**variables: str) -> bytes:
     return b"\0".join(f"{name}={value}".encode() for name, value in variables.items())
 
 
-def test_the_pod(made: Callable[..., Address], tmp_path: Path) -> None:
+def test_the_pod(made: Callable[..., Address], proc_files: Path) -> None:
     """By its own variables, or by its host's name and the files of its service account; the name
     of the node, which a pod in its network has, is not one."""
     given = made(environ=pod(POD_NAME="train-0", POD_NAMESPACE="research"))
@@ -171,7 +171,7 @@ def test_the_pod(made: Callable[..., Address], tmp_path: Path) -> None:
     assert made(environ=pod(HOSTNAME="train-0")).pod == ""
     cluster = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     assert made(environ=pod(HOSTNAME="n1", **cluster)).pod == ""
-    root = tmp_path / "7/root"
+    root = proc_files / "7/root"
     account = root / "run/secrets/kubernetes.io/serviceaccount"
     (account / "..data").mkdir(parents=True)
     (root / "var").mkdir()
@@ -201,4 +201,4 @@ def test_a_command_line_of_bytes(made: Callable[..., Address]) -> None:
 def test_no_process() -> None:
     """It ended while it was read."""
     with pytest.raises(LookupError):
-        _read(NOBODY, "n1", Path(f"/proc/{NOBODY}"))
+        _read(NOBODY, "n1")

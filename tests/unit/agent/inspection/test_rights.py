@@ -108,14 +108,14 @@ def test_what_needs_no_right(stranger: int) -> None:
         assert inspect(stranger, enough=of_kind(WaitKind.STOPPED)).certainty is Certainty.SEEN
 
 
-def test_a_kernel_with_yama(tmp_path: Path) -> None:
+def test_a_kernel_with_yama(proc_files: Path) -> None:
     """A process of the same user: who may read it is said with the setting's value."""
-    (tmp_path / "sys/kernel/yama").mkdir(parents=True)
-    (tmp_path / "sys/kernel/yama/ptrace_scope").write_text("1\n")
-    (tmp_path / "7").mkdir()
+    (proc_files / "sys/kernel/yama").mkdir(parents=True)
+    (proc_files / "sys/kernel/yama/ptrace_scope").write_text("1\n")
+    (proc_files / "7").mkdir()
     uid, gid = os.geteuid(), os.getegid()
-    (tmp_path / "7/status").write_text(f"Uid:\t{uid} {uid}\nGid:\t{gid} {gid} {gid}\n")
-    assert missing_right(7, tmp_path) == (
+    (proc_files / "7/status").write_text(f"Uid:\t{uid} {uid}\nGid:\t{gid} {gid} {gid}\n")
+    assert missing_right(7) == (
         f"the agent (uid {uid}) may not read this process of the same user: "
         "kernel.yama.ptrace_scope is 1: start the job with `frd-agent exec --allow-ptrace`, set it "
         "to 0, or give the agent CAP_SYS_PTRACE"

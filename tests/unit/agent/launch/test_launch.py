@@ -14,8 +14,8 @@ import pytest
 
 from frd_agent import exec as starter
 from frd_agent.launch import command_line, commands, runs
+from frd_agent.launch.commands import LaunchWatch
 from frd_agent.launch.run_lock import Holder, RunLock
-from frd_agent.launch.watch import LaunchWatch
 from tests.world.daemons import until
 
 ME = pwd.getpwuid(os.getuid()).pw_name

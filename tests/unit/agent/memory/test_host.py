@@ -59,13 +59,13 @@ class Proc:
 
 
 @pytest.fixture
-def proc(tmp_path: Path) -> Proc:
-    return Proc(tmp_path / "proc")
+def proc(proc_files: Path) -> Proc:
+    return Proc(proc_files)
 
 
 @pytest.fixture
 def host(proc: Proc) -> Iterator[ProcessMemory]:
-    found = ProcessMemory(proc.path)
+    found = ProcessMemory()
     yield found
     found.close()
 
@@ -192,8 +192,8 @@ def mounts(proc: Proc, process: int | str, root: Path, mountinfo: str) -> None:
     (proc.path / str(process) / "root").symlink_to(root)
 
 
-def found_of(pid: int, proc: Proc) -> cgroup.Cgroup:
-    found = cgroup.find(pid, proc.path)
+def found_of(pid: int) -> cgroup.Cgroup:
+    found = cgroup.find(pid)
     assert found is not None
     return found
 
@@ -205,7 +205,7 @@ def test_the_nearest_limit_counts(proc: Proc, tmp_path: Path) -> None:
     unified(tmp_path / "host", "pods/a", used=7000, limit=8 * GIB, kills=2)
     unified(tmp_path / "host", "pods", used=10**9, limit=16 * GIB)
     proc.write(10, "cgroup", "0::/pods/a/box\n")
-    found = found_of(10, proc)
+    found = found_of(10)
     assert (found.name, found.limit) == ("/pods/a", 8 * GIB)
     assert found.read() == cgroup.CgroupReading(7000 - 1307, 2)
     unified(tmp_path / "host", "pods/a", used=500)
@@ -218,7 +218,7 @@ def test_where_nothing_is_limited_the_ranks_own_cgroup_counts(proc: Proc, tmp_pa
     unified(tmp_path / "host", "user/session", used=5000, limit=64 * GIB)
     unified(tmp_path / "host", ".", used=9000)
     proc.write(10, "cgroup", "0::/user/session\n")
-    found = found_of(10, proc)
+    found = found_of(10)
     assert (found.name, found.limit) == ("/user/session", 0)
     assert found.read() == cgroup.CgroupReading(5000 - 1307, 0)
 
@@ -229,7 +229,7 @@ def test_the_old_interface_is_read_too(proc: Proc, tmp_path: Path) -> None:
     legacy(tmp_path / "host", "slurm/job_7", used=1000, limit=4 * GIB)
     legacy(tmp_path / "host", "slurm", used=9000, limit=9_223_372_036_854_771_712)
     proc.write(10, "cgroup", "5:cpuset:/\n4:cpu,memory:/slurm/job_7\n0::/init.scope\n")
-    found = found_of(10, proc)
+    found = found_of(10)
     assert (found.name, found.limit) == ("/slurm/job_7", 4 * GIB)
     assert found.read() == cgroup.CgroupReading(650, 4)
 
@@ -254,11 +254,11 @@ def test_the_sidecar_reads_the_ranks_own_cgroup(
     for pid in (10, 11):
         proc.write(pid, "cgroup", f"{path}\n")
     mounts(proc, 10, tmp_path / "rank", its)
-    found = found_of(10, proc)
+    found = found_of(10)
     assert (found.name, found.limit) == (path.rpartition(":")[2], 2 * GIB)
     mounts(proc, 11, tmp_path / "nothing", its)
-    assert cgroup.find(11, proc.path) is None
-    assert cgroup.find(12, proc.path) is None, "no such process"
+    assert cgroup.find(11) is None
+    assert cgroup.find(12) is None, "no such process"
 
 
 def test_what_is_below_a_mount(proc: Proc, tmp_path: Path) -> None:
@@ -268,9 +268,9 @@ def test_what_is_below_a_mount(proc: Proc, tmp_path: Path) -> None:
     proc.write(10, "cgroup", "0::/pods/ab\n")
     proc.write(11, "cgroup", "0::/pods/a/../b\n")
     proc.write(12, "cgroup", "0\n:::\n0::/pods/a\n")
-    assert cgroup.find(10, proc.path) is None
-    assert cgroup.find(11, proc.path) is None
-    assert cgroup.find(12, proc.path) is not None
+    assert cgroup.find(10) is None
+    assert cgroup.find(11) is None
+    assert cgroup.find(12) is not None
 
 
 def test_this_process_is_found_where_memory_is_accounted() -> None:

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from frd.model import MemoryEventKind, SeriesKind
-from frd_agent.memory.gpu.devices import Devices
-from frd_agent.memory.gpu.gpus import Gpus, PidSpace, owners
-from frd_agent.memory.gpu.nvml import RETRY_S, Look, Nvml
+from frd_agent.memory.gpu.gpus import Gpus, owners
+from frd_agent.memory.gpu.nvml import RETRY_S, Devices, Look, Nvml
 from frd_agent.memory.target import NO_SAMPLE, Part, Target
 from frd_agent.node_time import raw_now
 from tests.world import nvml
@@ -235,10 +234,8 @@ def test_a_machine_without_a_driver_gets_one_line(tmp_path: Path) -> None:
 @pytest.fixture
 def devices(driver: Driver) -> Iterator[Devices]:
     found = Devices(Nvml())
-    found.start()
     yield found
     driver = replace(driver, hangs="").write()
-    found.stop()
 
 
 def test_an_answer_that_cannot_be_read_is_not_the_last(
@@ -256,7 +253,6 @@ def test_an_answer_that_cannot_be_read_is_not_the_last(
             return super().look(now_s)
 
     odd = Devices(Odd())
-    odd.start()
     found: list[Look] = []
 
     def seen() -> bool:
@@ -266,7 +262,6 @@ def test_an_answer_that_cannot_be_read_is_not_the_last(
         return bool(found and found[-1].devices)
 
     until(seen)
-    odd.stop()
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
 
 
@@ -303,34 +298,32 @@ def target(number: int, pid: int | None, said_pid: int, *uuids: str, attempt: in
     return Target(number, attempt, pid, said_pid, uuids, Path("none"), moving=True)
 
 
-def test_an_agent_of_the_host_knows_processes_by_their_number(tmp_path: Path) -> None:
+def test_an_agent_of_the_host_knows_processes_by_their_number(proc_files: Path) -> None:
     """Ranks of the host, and of containers through NSpid: the number they call themselves. If two
     containers look alike and use the same device, neither is guessed."""
     for pid in (4711, 4712):
-        (tmp_path / str(pid)).mkdir()
+        (proc_files / str(pid)).mkdir()
         status = f"Name:\tpython\nPid:\t{pid}\nNSpid:\t{pid}\t12\nNSpgid:\t1\n"
-        (tmp_path / str(pid) / "status").write_text(status)
-    space = PidSpace(tmp_path, initial=True)
+        (proc_files / str(pid) / "status").write_text(status)
     ranks = [
         target(0, 100, 100, uuid(0)),
         target(1, None, 12, uuid(0)),
         target(2, None, 12, uuid(1)),
     ]
-    assert owners(uuid(0), [100, 4711], ranks, space) == {0: 100, 1: 4711}
-    assert owners(uuid(1), [4712], ranks, space) == {2: 4712}
-    assert owners(uuid(0), [999, 998], ranks, space) == {}, "of other processes"
+    assert owners(uuid(0), [100, 4711], ranks, sees_host=True) == {0: 100, 1: 4711}
+    assert owners(uuid(1), [4712], ranks, sees_host=True) == {2: 4712}
+    assert owners(uuid(0), [999, 998], ranks, sees_host=True) == {}, "of other processes"
     alike = [target(number, None, 12, uuid(0)) for number in (0, 1)]
-    assert owners(uuid(0), [4711, 4712], alike, space) == {}
+    assert owners(uuid(0), [4711, 4712], alike, sees_host=True) == {}
 
 
-def test_an_agent_in_a_container_trusts_no_number_alone(tmp_path: Path) -> None:
+def test_an_agent_in_a_container_trusts_no_number_alone() -> None:
     """The driver's 100 is the host's, ours is another; device and pid together are the rank's."""
-    space = PidSpace(tmp_path, initial=False)
     here = target(0, 100, 100, uuid(0))
-    assert owners(uuid(1), [100, 5], [here], space) == {}
-    assert owners(uuid(0), [100, 5], [here], space) == {0: 100}
-    assert owners(uuid(0), [4711], [here], space) == {0: 4711}, "alone on its device"
-    assert owners(uuid(0), [4711, 5], [here], space) == {}
+    assert owners(uuid(1), [100, 5], [here], sees_host=False) == {}
+    assert owners(uuid(0), [100, 5], [here], sees_host=False) == {0: 100}
+    assert owners(uuid(0), [4711], [here], sees_host=False) == {0: 4711}, "alone on its device"
+    assert owners(uuid(0), [4711, 5], [here], sees_host=False) == {}
 
 
 def read(gpus: Gpus, look: Look, targets: list[Target]) -> Part:
@@ -351,7 +344,7 @@ def test_devices_become_series_of_the_ranks_that_use_them(driver: Driver, tmp_pa
         (instance, "compute", 102, 4 * GIB),
     ]
     driver.write()
-    gpus = Gpus(PidSpace(tmp_path, initial=True))
+    gpus = Gpus(sees_host=True)
     ranks = [
         target(0, 100, 100, uuid(0)),
         target(1, 101, 101),

@@ -25,8 +25,8 @@ KILLER = "the kernel's out-of-memory killer killed"
 class Node:
     """Files as the kernel lays them out: process 7 in a cgroup of version 2."""
 
-    def __init__(self, folder: Path) -> None:
-        self.proc, root = folder / "proc", folder / "root"
+    def __init__(self, proc: Path, root: Path) -> None:
+        self.proc = proc
         self.group = root / "sys/fs/cgroup/job/step"
         for process in ("7", "8", "self"):
             (self.proc / process).mkdir(parents=True)
@@ -43,12 +43,12 @@ class Node:
         (self.proc / "vmstat").write_text(f"pgfault 1\noom_kill {on_node}\n")
 
     def watch(self, pid: int | None = 7) -> OomKills:
-        return OomKills(pid, self.proc)
+        return OomKills(pid)
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path)
+def node(proc_files: Path, tmp_path: Path) -> Node:
+    return Node(proc_files, tmp_path / "root")
 
 
 def test_kills_in_the_own_cgroup(node: Node) -> None:

@@ -17,14 +17,13 @@ from frd_agent import tap
 from frd_agent.counters import Counters
 from frd_agent.memory import allocator, watch
 from frd_agent.memory.allocator import Allocators
-from frd_agent.memory.gpu.devices import Devices
-from frd_agent.memory.gpu.gpus import Gpus, PidSpace
-from frd_agent.memory.gpu.nvml import DeviceReading, Look
+from frd_agent.memory.gpu.gpus import Gpus
+from frd_agent.memory.gpu.nvml import DeviceReading, Devices, Look
 from frd_agent.memory.host.node_memory import NodeMemory
 from frd_agent.memory.host.processes import ProcessMemory, total_bytes
-from frd_agent.memory.sampler import Sampler
 from frd_agent.memory.samples import Samples
 from frd_agent.memory.target import NO_SAMPLE, Target
+from frd_agent.memory.watch import Sampler
 from frd_agent.node_time import NodeTime, raw_now
 
 GIB = 1 << 30
@@ -89,20 +88,20 @@ def refuses_what_is_torn(parse: Callable[[bytes], object], raw: bytes, end: int)
 def test_each_publication_counts_once(rank: Rank, ranks: Allocators) -> None:
     """Five a second, looked for ten times: every second look finds none. A device bears the name
     that the driver gives it: torch does not know that it is an instance."""
-    assert ranks.read([rank.target], {}, 0.0, NOW) == []
+    assert ranks.read([rank.target], {}, NOW) == []
     rank.publish(NOW, GIB)
-    (part,) = ranks.read([rank.target], {}, 0.1, NOW)
+    (part,) = ranks.read([rank.target], {}, NOW)
     assert (part.begin_ns, part.end_ns) == (NOW, NOW + 5)
     assert [(r.series.kind, r.series.device, r.capacity, r.value) for r in part.readings] == [
         (SeriesKind.TORCH_RESERVED, GPU, 80 * GIB, GIB),
         (SeriesKind.TORCH_ALLOCATED, GPU, 80 * GIB, GIB // 2),
     ]
-    assert ranks.read([rank.target], {}, 0.2, NOW) == []
+    assert ranks.read([rank.target], {}, NOW) == []
     rank.publish(NOW + S, GIB)
-    (again,) = ranks.read([rank.target], {}, 0.3, NOW)
+    (again,) = ranks.read([rank.target], {}, NOW)
     assert again.readings[0].series == part.readings[0].series
     rank.publish(NOW + 2 * S, GIB)
-    (part,) = ranks.read([rank.target], {UUID: "MIG-x"}, 0.5, NOW)
+    (part,) = ranks.read([rank.target], {UUID: "MIG-x"}, NOW)
     assert {reading.series.device for reading in part.readings} == {"MIG-x"}
 
 
@@ -114,13 +113,13 @@ def test_host_memory_of_a_process_out_of_sight(rank: Rank, ranks: Allocators) ->
     found = []
     for at_s, limit in enumerate((2 * GIB, 0, 2**62)):
         rank.files.write_host(NOW + at_s * S, NOW + at_s * S + 5, 1, GIB + at_s, limit)
-        for part in ranks.read([hidden], {}, float(at_s), NOW):
+        for part in ranks.read([hidden], {}, NOW):
             assert (part.begin_ns, part.end_ns) == (NOW + at_s * S, NOW + at_s * S + 5)
             found += [(one.series, one.capacity, one.value) for one in part.readings]
-        assert ranks.read([hidden], {}, at_s + 0.1, NOW) == []
+        assert ranks.read([hidden], {}, NOW) == []
     series = SeriesInfo(0, SeriesKind.HOST_USED)
     assert found == [(series, size, GIB + n) for n, size in enumerate((2 * GIB, machine, machine))]
-    assert Allocators(NodeRawNs).read([rank.target], {}, 0.0, NOW) == []
+    assert Allocators(NodeRawNs).read([rank.target], {}, NOW) == []
     raw = rank.target.shm_path.read_bytes()[tap.HOST_AT :]
     assert allocator.parse_host(raw) is not None
     refuses_what_is_torn(allocator.parse_host, raw, tap.HOST_SIZE - 8)
@@ -140,53 +139,56 @@ def test_what_the_tap_reads_of_its_own_memory(monkeypatch: pytest.MonkeyPatch) -
     assert read[1] >= 0
 
 
-def test_a_file_that_was_swept_away_comes_back(rank: Rank, ranks: Allocators) -> None:
+def test_a_file_that_was_swept_away_comes_back(
+    rank: Rank, ranks: Allocators, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever tidies temporary folders takes the file; the tap makes another, and it is found."""
+    monkeypatch.setattr(allocator, "_STILL_S", 0.0)
     rank.publish(NOW, GIB)
-    ranks.read([rank.target], {}, 0.0, NOW)
+    ranks.read([rank.target], {}, NOW)
     rank.target.shm_path.unlink()
     rank.publish(NOW + S, GIB)
-    assert ranks.read([rank.target], {}, 1.0, NOW) == []
-    assert ranks.read([rank.target], {}, 7.0, NOW) == []
-    assert len(ranks.read([rank.target], {}, 7.1, NOW)) == 1
+    assert ranks.read([rank.target], {}, NOW) == []
+    assert len(ranks.read([rank.target], {}, NOW)) == 1
 
 
 def test_an_error_is_reported_once_with_its_size(rank: Rank, ranks: Allocators) -> None:
     """A new agent reports those of the last minute; an earlier agent reported the older ones."""
     old, fresh = (1, NOW - 100 * S, UUID, 1, 0), (2, NOW - S, UUID, 3 * GIB, GIB)
     rank.publish(NOW, GIB, [old, fresh], count=2)
-    (part,) = ranks.read([rank.target], {}, 0.0, NOW)
+    (part,) = ranks.read([rank.target], {}, NOW)
     (event,) = part.events
     assert (event.rank, event.kind, event.device) == (0, MemoryEventKind.OOM, GPU)
     assert (event.at_ns, event.requested_bytes) == (NOW - S, 3 * GIB)
     assert event.detail == f"{GIB} bytes of the device were free"
     rank.publish(NOW + S, GIB, [old, fresh], count=2)
-    (part,) = ranks.read([rank.target], {}, 1.0, NOW)
+    (part,) = ranks.read([rank.target], {}, NOW)
     assert part.events == []
     rank.publish(NOW + 2 * S, GIB, [fresh, (3, NOW + S, UUID, 5, 6)], count=3)
-    (part,) = ranks.read([rank.target], {}, 2.0, NOW)
+    (part,) = ranks.read([rank.target], {}, NOW)
     assert [event.requested_bytes for event in part.events] == [5]
 
 
 def test_an_old_torch_only_counts_its_errors(rank: Rank, ranks: Allocators) -> None:
     """Without an observer the size of the request is unknown, but the failure is reported."""
     rank.publish(NOW, GIB, count=4)
-    (part,) = ranks.read([rank.target], {}, 0.0, NOW)
+    (part,) = ranks.read([rank.target], {}, NOW)
     assert part.events == []
     rank.publish(NOW + S, GIB, count=5)
-    (part,) = ranks.read([rank.target], {}, 1.0, NOW)
+    (part,) = ranks.read([rank.target], {}, NOW)
     assert [(event.at_ns, event.requested_bytes) for event in part.events] == [(NOW + S + 5, 0)]
 
 
 def test_the_last_word_of_a_rank_is_heard(rank: Rank, ranks: Allocators) -> None:
     """It dies of the error that it published last, and its file may be gone by then."""
     rank.publish(NOW, GIB)
-    ranks.read([rank.target], {}, 0.0, NOW)
+    ranks.read([rank.target], {}, NOW)
+    ranks.read([rank.target], {}, NOW)
     rank.publish(NOW + S, GIB, [(1, NOW + S, UUID, 9, 0)], count=1)
     rank.target.shm_path.unlink()
-    (part,) = ranks.read([], {}, 1.0, NOW)
+    (part,) = ranks.read([], {}, NOW)
     assert [event.requested_bytes for event in part.events] == [9]
-    assert ranks.read([], {}, 1.1, NOW) == []
+    assert ranks.read([], {}, NOW) == []
 
 
 # -- rounds --------------------------------------------------------------------------------------
@@ -215,7 +217,7 @@ class Node:
         self.series: list[SeriesInfo] = []
         self.samples = Samples(1 << 20, self._number)
         node = NodeMemory(ProcessMemory(), lambda pid: None, machine_bytes=64 * GIB)
-        gpus = Gpus(PidSpace(initial=True))
+        gpus = Gpus(sees_host=True)
         self.time = NodeTime(Counters())
         self.sampler = Sampler(self.samples, node, gpus, cast(Devices, self.driver), self.time)
 

@@ -16,8 +16,7 @@ import pytest
 from frd.errors import ServiceUnavailable
 from frd.wire.ras import decode_ras
 from frd_agent.nccl_ras import client as module
-from frd_agent.nccl_ras.address import is_here, place_of
-from frd_agent.nccl_ras.client import RasClient
+from frd_agent.nccl_ras.client import RasClient, is_here, place_of
 from tests.world.ras_server import RasServer, moved, recorded, serving_ras
 
 PIDS = {671: 1, 674: 2, 677: 3, 678: 4}
@@ -38,12 +37,12 @@ class Node:
         return self
 
     async def ask(self, own_pid: int = 3, timeout_s: float = 5.0) -> bytes:
-        return await RasClient(self.results, self.proc).ask(7, own_pid, timeout_s)
+        return await RasClient(self.results).ask(7, own_pid, timeout_s)
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path)
+def node(proc_files: Path) -> Node:
+    return Node(proc_files)
 
 
 async def test_a_question_and_its_answer(node: Node) -> None:
@@ -130,7 +129,7 @@ async def test_a_question_has_its_whole_time_after_it_has_waited(
     monkeypatch.setattr(module, "TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         node.listens(f"127.0.0.1:{silent.getsockname()[1]}")
-        asking = RasClient(node.results, node.proc)
+        asking = RasClient(node.results)
         questions = [asking.ask(7, 3, timeout_s) for timeout_s in (5.0, 5.0, 0.1)]
         said = await asyncio.gather(*questions, return_exceptions=True)
     assert [str(one) for one in said] == [
@@ -151,7 +150,7 @@ async def test_an_environment_that_cannot_be_read(
     environ = node.proc / "7" / "environ"
     environ.parent.mkdir()
     os.mkfifo(environ)
-    asking, before = RasClient(node.results, node.proc), set(threading.enumerate())
+    asking, before = RasClient(node.results), set(threading.enumerate())
     for _ in range(3):
         with pytest.raises(ServiceUnavailable, match=r"process 7, .* cannot be read within 0\.5 s"):
             await asking.ask(7, 3, 5.0)
@@ -187,14 +186,13 @@ async def test_an_unforeseen_error(
 NET = "net:[4026531840]"
 
 
-def proc(folder: Path, environ: Mapping[str, str], net: str = NET) -> Path:
+def write_proc(folder: Path, environ: Mapping[str, str], net: str = NET) -> None:
     """Process 7 with this environment, and the agent itself."""
     for pid, its_net in (("7", net), ("self", NET)):
         (folder / pid / "ns").mkdir(parents=True)
         os.symlink(its_net, folder / pid / "ns" / "net")
     pairs = [f"{name}={value}".encode() for name, value in environ.items()]
     (folder / "7" / "environ").write_bytes(b"\0".join(pairs) + b"\0")
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -208,10 +206,11 @@ def proc(folder: Path, environ: Mapping[str, str], net: str = NET) -> Path:
         ("0.0.0.0:28029", "127.0.0.1:28029"),
     ],
 )
-def test_an_address_of_this_machine(tmp_path: Path, given: str | None, place: str) -> None:
+def test_an_address_of_this_machine(proc_files: Path, given: str | None, place: str) -> None:
     """From the rank's environment, else NCCL's default."""
     environ = {"HOME": "/", **({} if given is None else {"NCCL_RAS_ADDR": given})}
-    assert str(place_of(7, proc(tmp_path, environ))) == place
+    write_proc(proc_files, environ)
+    assert str(place_of(7)) == place
 
 
 ELSEWHERE = (
@@ -229,17 +228,19 @@ ELSEWHERE = (
     ],
 )
 def test_an_address_that_is_refused(
-    tmp_path: Path, environ: dict[str, str], net: str, why: str
+    proc_files: Path, environ: dict[str, str], net: str, why: str
 ) -> None:
     """A job cannot make the agent connect to another machine, nor look up a name. With RAS switched
     off, what listens is of another job, and so it is in another network namespace."""
+    write_proc(proc_files, environ, net=net)
     with pytest.raises(ServiceUnavailable, match=why):
-        place_of(7, proc(tmp_path, environ, net=net))
+        place_of(7)
 
 
-def test_a_process_that_cannot_be_read(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("proc_files")
+def test_a_process_that_cannot_be_read() -> None:
     """No right, gone, or in another pid namespace: NCCL's default."""
-    assert str(place_of(8, tmp_path)) == str(place_of(None)) == "127.0.0.1:28028"
+    assert str(place_of(8)) == str(place_of(None)) == "127.0.0.1:28028"
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ import pytest
 
 from frd.flight.stacks.places import activity_of
 from frd.flight.stacks.text import ADVICE, RESTED, processes
-from frd_agent.ranks.stacks.children import MAX_CHILDREN, child_stacks
-from frd_agent.ranks.stacks.cpu_usage import Meter, usage_text
+from frd_agent.ranks.stacks.children import MAX_CHILDREN, Meter, child_stacks, usage_text
 from frd_agent.ranks.stacks.outside import NOT_INSTALLED, NoStack, advice
 from frd_agent.ranks.stacks.reader import StackReader
 from tests.unit.agent.inspection.test_workers import child_of
@@ -49,7 +48,7 @@ def pids(text: str) -> set[int]:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A measurement takes less than half a second, in which the kernel counts 40 ticks."""
-    monkeypatch.setattr("frd_agent.ranks.stacks.cpu_usage.LOOK_AGAIN_S", 0.4)
+    monkeypatch.setattr("frd_agent.ranks.stacks.children.LOOK_AGAIN_S", 0.4)
 
 
 @pytest.fixture

@@ -22,9 +22,8 @@ import pytest
 
 from frd.model import NodeRawNs, RankState
 from frd_agent import tap
-from frd_agent.inspection.processes import Processes
 from frd_agent.inspection.reading.memory import Helper
-from frd_agent.inspection.sampler import RankSampler
+from frd_agent.inspection.sampler import Processes, RankSampler
 from frd_agent.inspection.traces.followed import Traces
 from frd_agent.node_time import raw_now
 from frd_agent.proc import is_of, read_stat
@@ -365,7 +364,7 @@ def test_one_process_forms_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         for _ in range(2):
             roster.update(raw_now())
         (forming,) = roster.forming
-        assert (forming.pid, forming.identity.token) == (pid, f"{49:012x}")
+        assert (forming.process.pid, forming.identity.token) == (pid, f"{49:012x}")
         assert common.stats.refused_files["claim"] == 50
         monkeypatch.setattr(tap, "FIRST_PID_NAMESPACE", 2)
         for number in range(100, 100 + MAX_RANKS):
@@ -417,7 +416,7 @@ def test_a_rank_that_begins_again_before_it_has_groups(tmp_path: Path) -> None:
         for _ in range(2):
             roster.update(raw_now())
         (forming,) = roster.forming
-        assert (forming.pid, forming.identity.token) == (pid, f"{2:012x}")
+        assert (forming.process.pid, forming.identity.token) == (pid, f"{2:012x}")
         assert rank.is_gone
         assert list(roster) == []
         publish(tmp_path, pid, f"{2:012x}", **rank_of("f", 2))
@@ -445,10 +444,10 @@ def test_a_user_cannot_use_up_the_share_of_another(
             os.chown(publish(tmp_path, NOBODY, f"{number:012x}", **future), MALLORY, MALLORY)
             claim(tmp_path, 100 + number, NOBODY, **apart)
             os.chown(tmp_path / f"{100 + number:012x}.stage", MALLORY, MALLORY)
-        watched = {rank.pid for rank in roster.update(raw_now())}
+        watched = {rank.process.pid for rank in roster.update(raw_now())}
         assert watched == {alices, None}
         assert len(list(roster)) == 4
-        assert forming in {rank.pid for rank in roster.forming}
+        assert forming in {rank.process.pid for rank in roster.forming}
     roster.close()
 
 

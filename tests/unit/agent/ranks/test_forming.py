@@ -118,7 +118,7 @@ class Node:
         self.roster.update(now_ns)
         for rank in self.roster:
             rank.poll(now_ns / 1e9, now_ns)
-        return [rank.pid for rank in self.roster.forming if rank.pid is not None]
+        return [rank.process.pid for rank in self.roster.forming if rank.process.pid is not None]
 
     def statuses(self) -> dict[int, RankStatus]:
         """What is new to the service, by the agent's number."""
@@ -291,7 +291,7 @@ def test_a_supervisor_of_a_rank(node: Node) -> None:
     assert node.update() == []
     node.become_rank(child, OTHER)
     assert node.update() == []
-    assert [rank.pid for rank in node.roster] == [child]
+    assert [rank.process.pid for rank in node.roster] == [child]
 
 
 def test_a_helper_of_another_job(node: Node) -> None:
@@ -410,9 +410,9 @@ async def test_requests_about_a_forming_rank(node: Node, monkeypatch: pytest.Mon
         parts[part.part] = part
 
     request = Request(1, (0,), dump=True, stacks=True, timeout_s=5.0, waits=True)
-    await answer(forming, request, [], send, others=set())
+    await answer(forming, request, send, [], others=set())
     inspector = Inspector(node.common.stats)
-    await answer_waits(forming, request, inspector, [forming], send)
+    await answer_waits(forming, request, send, inspector, [forming])
     inspector.stop()
     assert parts[Part.DUMP].error.endswith("it has no process group yet")
     assert json.loads(parts[Part.IDENTITY].data)["rank"] == 1
@@ -494,7 +494,7 @@ async def test_a_process_in_another_pid_namespace(
     monkeypatch.setattr(tap, "FIRST_PID_NAMESPACE", 2)
     assert node.update() == []
     (forming,) = node.roster.forming
-    assert (forming.pid, forming.process.is_hidden) == (None, True)
+    assert (forming.process.pid, forming.process.is_hidden) == (None, True)
     (status,) = node.statuses().values()
     assert (status.state, status.stage and status.stage.op) == (RankState.LIVE, INSIDE)
     stack = await forming.read_stack(2.0, 5.0)

@@ -16,7 +16,7 @@ from frd.wire.decode import Decoder
 from frd.wire.encode import encode_agent
 from frd.wire.messages import MAX_MESSAGE_BYTES, AgentEvent, Hello, Statuses, Watermarks
 from frd_agent.counters import Counters
-from frd_agent.memory import Samples
+from frd_agent.memory.samples import Samples
 from frd_agent.node_time import raw_now
 from frd_agent.ranks.phase_files import PhaseReader
 from frd_agent.ranks.roster import Roster

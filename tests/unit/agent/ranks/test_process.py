@@ -147,16 +147,16 @@ def test_a_used_again_number_is_another_process(child: subprocess.Popen[bytes]) 
     now.close()
 
 
-def test_a_name_with_spaces_and_parentheses(tmp_path: Path) -> None:
+def test_a_name_with_spaces_and_parentheses(proc_files: Path) -> None:
     """The command's name is in /proc/<pid>/stat as it is, whatever it contains."""
-    (tmp_path / "7").mkdir()
+    (proc_files / "7").mkdir()
     fields = ["R", "1", *["0"] * 17, "4242", "0"]
-    (tmp_path / "7" / "stat").write_text(f"7 (py (x) R Z) {' '.join(fields)}\n")
-    assert read_stat(7, tmp_path) == Stat("R", 1, 0, 4242, 0, 0, 0)
+    (proc_files / "7" / "stat").write_text(f"7 (py (x) R Z) {' '.join(fields)}\n")
+    assert read_stat(7) == Stat("R", 1, 0, 4242, 0, 0, 0)
     fields = ["Z", *map(str, range(4, 52)), "9"]
-    (tmp_path / "7" / "stat").write_text(f"7 (py (x) R Z) {' '.join(fields)}\n")
-    assert read_stat(7, tmp_path) == Stat("Z", 4, 14 + 15, 22, 26, 28, 9)
-    assert read_stat(8, tmp_path) is None
+    (proc_files / "7" / "stat").write_text(f"7 (py (x) R Z) {' '.join(fields)}\n")
+    assert read_stat(7) == Stat("Z", 4, 14 + 15, 22, 26, 28, 9)
+    assert read_stat(8) is None
 
 
 def test_short_of_descriptors_no_process_is_dead(child: subprocess.Popen[bytes]) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -19,7 +19,7 @@ from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rank_progress import RankProgress, live_progress
 from frd_agent.recorder.recorders import Heartbeat, Reading, Recorders
 from frd_agent.recorder.rows import Row
-from frd_agent.recorder.worker_server import Busy, First
+from frd_agent.recorder.worker_server import Busy, First, Handlers
 from tests.world.entries import T0, Ring, dump, gloo, naming
 from tests.world.node_clocks import time_of
 
@@ -159,7 +159,7 @@ class _Server:
 class _Agent:
     def __init__(self) -> None:
         self.server = _Server()
-        self.recorders = Recorders(self.server, time_of(lambda: int(READ), 0))
+        self.recorders = Recorders(cast(Handlers, self.server), time_of(lambda: int(READ), 0))
         self.recorders.hooked = ("nccl2",)
         self.recorders.begin_attempt(naming())
         self.rows: list[Row] = []

@@ -9,6 +9,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import cast
 
 import numpy as np
 import pytest
@@ -20,7 +21,14 @@ from frd_agent.recorder import recorders
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.recorders import Heartbeat, Reading, Recorders
 from frd_agent.recorder.rows import Row
-from frd_agent.recorder.worker_server import Busy, First, HandlerFailed, NothingNew, Silent
+from frd_agent.recorder.worker_server import (
+    Busy,
+    First,
+    HandlerFailed,
+    Handlers,
+    NothingNew,
+    Silent,
+)
 from frd_agent.uplink.dictionary import Dictionary
 from tests.sim.faults import Fault, FaultKind
 from tests.sim.jobs import EPOCH, PLAN, job_of
@@ -77,7 +85,7 @@ class Agent:
         self._dictionary = Dictionary()
         self._time = time_of(lambda: self.job.now, EPOCH)
         self.server = _Server(self.rank)
-        self.recorders = Recorders(self.server, self._time)
+        self.recorders = Recorders(cast(Handlers, self.server), self._time)
         self.recorders.begin_attempt(self.naming(0))
         self.rows: list[Row] = []
         """Recorded so far."""

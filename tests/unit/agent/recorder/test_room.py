@@ -14,13 +14,13 @@ PID = 77
 
 
 @pytest.fixture
-def proc(tmp_path: Path) -> Path:
+def proc(proc_files: Path) -> Path:
     """Of a machine with plenty of everything, and of one rank."""
-    write(tmp_path, handles=(900, 1_000_000), available_kb=8_000_000)
-    rank = tmp_path / str(PID)
+    write(proc_files, handles=(900, 1_000_000), available_kb=8_000_000)
+    rank = proc_files / str(PID)
     (rank / "fd").mkdir(parents=True)
     (rank / "limits").write_text("Limit  Soft\nMax open files            1024     4096     files\n")
-    return tmp_path
+    return proc_files
 
 
 def write(proc: Path, handles: tuple[int, int], available_kb: int) -> None:
@@ -30,14 +30,14 @@ def write(proc: Path, handles: tuple[int, int], available_kb: int) -> None:
     (proc / "meminfo").write_text(text)
 
 
-def shortage(proc: Path) -> str:
-    return Room(lambda: PID, proc).shortage()
+def shortage() -> str:
+    return Room(lambda: PID).shortage()
 
 
 def test_plenty(proc: Path) -> None:
     """Nothing is short; nor is anything known of a rank that is not seen."""
-    assert shortage(proc) == ""
-    assert Room(lambda: None, proc).shortage() == ""
+    assert shortage() == ""
+    assert Room(lambda: None).shortage() == ""
 
 
 @pytest.mark.parametrize(
@@ -52,13 +52,13 @@ def test_plenty(proc: Path) -> None:
 def test_file_handles(proc: Path, used: int, most: int, short: bool) -> None:
     """Ten thousand must be free, of few a tenth."""
     write(proc, (used, most), 8_000_000)
-    assert shortage(proc).startswith("the node is short of file handles: ") is short
+    assert shortage().startswith("the node is short of file handles: ") is short
 
 
 def test_memory_of_the_machine(proc: Path) -> None:
     """256 MiB must be available."""
     write(proc, (1, 1_000_000), 200_000)
-    assert shortage(proc) == "the node is short of memory: 195 of 62500 MiB are available"
+    assert shortage() == "the node is short of memory: 195 of 62500 MiB are available"
 
 
 def test_descriptors_of_the_rank(proc: Path) -> None:
@@ -66,12 +66,13 @@ def test_descriptors_of_the_rank(proc: Path) -> None:
     (proc / str(PID) / "limits").write_text("Max open files            20     4096     files\n")
     for number in range(5):
         (proc / str(PID) / "fd" / str(number)).touch()
-    assert shortage(proc) == "it is short of file descriptors: 15 of 20 are free"
+    assert shortage() == "it is short of file descriptors: 15 of 20 are free"
 
 
-def test_nothing_that_can_be_read(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("proc_files")
+def test_nothing_that_can_be_read() -> None:
     """A sandbox without these files: the agent connects."""
-    assert shortage(tmp_path) == ""
+    assert shortage() == ""
 
 
 def test_the_listener_of_a_socket_is_not_looked_for(

@@ -103,7 +103,7 @@ async def test_the_wait_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         roster, rank = rank_of(process.pid, tmp_path)
 
         async def ask() -> WaitReport:
-            await answer_waits(rank, request, inspector, roster, send)
+            await answer_waits(rank, request, send, inspector, roster)
             part = sent.pop()
             assert (part.request_id, part.part, part.last) == (4, Part.WAITS, True)
             return decode_report(part.data)
@@ -115,7 +115,7 @@ async def test_the_wait_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert (found.waits_for.kind, found.waits_for.pid) == (WaitKind.SLEEP, process.pid)
         assert 0 < found.since_ns <= began_ns + 5 * S
     roster.end(rank, raw_now())
-    await answer_waits(rank, request, inspector, roster, send)
+    await answer_waits(rank, request, send, inspector, roster)
     assert (sent[0].error, sent[0].data) == ("the process is gone", b"")
     inspector.stop()
     roster.close()
@@ -142,10 +142,10 @@ async def test_the_log_of_a_rank_that_left_no_dump(tmp_path: Path) -> None:
         process.kill()
     roster.end(rank, raw_now())
     request = Request(4, (1,), True, False, 5.0)
-    await answer(rank, request, (), send)
+    await answer(rank, request, send, ())
     why = json.loads(sent[-1].data)["log"]["why"]
     assert why == "it was no suspect at that time"
-    await answer(rank, request, (), send, others=())
+    await answer(rank, request, send, (), others=())
     about = {part.part: part for part in sent}
     assert about[Part.DUMP].error.endswith("gone, and it left no dump")
     said = json.loads(about[Part.IDENTITY].data)
@@ -171,16 +171,16 @@ async def test_what_nccl_says_of_a_rank(tmp_path: Path, monkeypatch: pytest.Monk
             server.answers = [moved("lagging", pids)]
             roster, rank = rank_of(process.pid, tmp_path)
             monkeypatch.setattr("frd_agent.uplink.answers.PART_BYTES", 100)
-            await answer_ras(rank, request, ras, send)
+            await answer_ras(rank, request, send, ras)
             assert [part.last for part in sent] == [False] * (len(sent) - 1) + [True]
             assert {(part.part, part.source, part.error) for part in sent} == {
                 (Part.RAS, "ras", "")
             }
             report = decode_ras(b"".join(part.data for part in sent))
             assert [one.size for one in report.communicators] == [2, 4, 2]
-            await answer_ras(rank, request, None, send)
+            await answer_ras(rank, request, send, None)
             assert "ras = false" in sent[-1].error
-    await answer_ras(rank, request, ras, send)
+    await answer_ras(rank, request, send, ras)
     assert sent[-1].error.startswith("NCCL RAS: ")
     assert (sent[-1].data, sent[-1].last) == (b"", True)
     roster.close()

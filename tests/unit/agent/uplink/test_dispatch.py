@@ -37,7 +37,7 @@ from frd.wire.messages import (
     MemoryEvents,
     Statuses,
 )
-from frd_agent.memory import Samples
+from frd_agent.memory.samples import Samples
 from frd_agent.memory.target import Reading
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rows import columns

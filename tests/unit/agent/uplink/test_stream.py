@@ -20,7 +20,7 @@ from frd.model import AttemptKey, EntryColumns, GroupInfo, NodeNs, NodeRawNs, Ra
 from frd.rpc import Context, StreamCall
 from frd.wire.messages import PROTOCOL, AgentEvent, Goodbye, Hello, Redirect
 from frd_agent.counters import Counters
-from frd_agent.memory import Samples
+from frd_agent.memory.samples import Samples
 from frd_agent.uplink import route as route_module
 from frd_agent.uplink import stream as module
 from frd_agent.uplink.current_state import CurrentState
@@ -146,7 +146,7 @@ async def test_a_redirect_while_rows_are_sent() -> None:
     one, two = Replica(), Replica()
     async with replicas.serving(one, two), running(one.address) as stream:
         await async_until(lambda: one.open, "the first welcome")
-        dictionary = stream.dispatch._dictionary
+        dictionary = stream.dispatch.dictionary
         attempt = dictionary.attempt(AttemptKey("train", 0), 1)
         rank = dictionary.rank(attempt, RankInfo(0, 1, "node", "boot", 7))
         dictionary.group(attempt, GroupInfo("0", "default_pg", (0,)))

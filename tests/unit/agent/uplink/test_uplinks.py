@@ -23,7 +23,7 @@ from frd.model import (
 )
 from frd.wire.messages import PROTOCOL, Goodbye, Hello
 from frd_agent.counters import Counters
-from frd_agent.memory import NodeSamples, Samples
+from frd_agent.memory.samples import NodeSamples, Samples
 from frd_agent.memory.target import Reading
 from frd_agent.node_time import NodeTime
 from frd_agent.uplink import stream_indexes
