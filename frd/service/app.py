@@ -43,10 +43,11 @@ from frd.model import FindingEvent
 from frd.service.access.admission import Admission, Handshakes
 from frd.service.access.certificates import Certificates
 from frd.service.access.grants import Tokens
+from frd.service.cells.alone import hold_alone
 from frd.service.cells.cell import LOOK_EVERY_S, Cell, Common
-from frd.service.cells.cells import Cells
-from frd.service.cells.holding import Holding, LateHomes, hold_alone
-from frd.service.cells.merged import add
+from frd.service.cells.cells import Cells, add
+from frd.service.cells.homes import LateHomes
+from frd.service.cells.owner import Holding
 from frd.service.cells.replica import hold_replica
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import Pings

@@ -11,23 +11,56 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from frd.cluster.cells import CELLS, preferred
 from frd.cluster.lease import Lease
 from frd.cluster.log import Fenced
+from frd.engine.matching.learned_pauses import JobPauses
 from frd.errors import FrdError, StoreError
 from frd.model import Finding, FindingState
-from frd.service.cells.archive import Archive, Opened
 from frd.service.cells.cell import Cell, Common
 from frd.service.cells.cells import Cells
-from frd.service.state import CellState
+from frd.service.findings.keepers import Keeper
+from frd.service.ingest.collector import Homes
+from frd.service.journal.log import Log
+from frd.service.state import CellState, ClusterState
 
 _AGAIN_S: Final = 0.2
 
+Restored = Callable[[Sequence[Finding]], None]
+"""Gets the open findings of a cell that was taken over."""
+
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A cell that this process may go on with."""
+
+    log: Log
+    keeper: Keeper
+    findings: Sequence[Finding] = ()
+    """Of the last owner: open ones, and closed ones that were dismissed while their trouble
+    lasts."""
+    pauses: Sequence[JobPauses] = ()
+    """What its jobs have learned."""
+
+
+class Archive(Protocol):
+    """The log of each cell, and what its last owner left there."""
+
+    async def open(self, cell: int) -> Opened:
+        """Become the only one that writes the log of a cell.
+
+        Raises:
+            LogUnavailable: try again.
+            Fenced: another replica was quicker.
+        """
+        ...
 
 
 class CellOwner:
@@ -39,7 +72,7 @@ class CellOwner:
         cells: Cells,
         archive: Archive,
         lease: Lease,
-        restored: Callable[[Sequence[Finding]], None],
+        restored: Restored,
     ) -> None:
         self._common = common
         self._cells = cells
@@ -244,3 +277,25 @@ class CellOwner:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("cell %d: %s", cell, error, exc_info=error)
             self._lease.give_up(cell)
+
+
+async def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """How a process has its cells: with the rest of a cluster, or alone."""
+
+    lease: Lease
+    owner: CellOwner
+    homes: Homes
+    cluster: Callable[[], ClusterState | None] = lambda: None
+    close: Callable[[], Awaitable[None]] = _nothing
+    """Call it last."""
+
+    async def stop(self) -> None:
+        """After `CellOwner.finish` and the end of all streams."""
+        await self.owner.close()
+        await self.lease.stop()
+        await self.close()

@@ -22,12 +22,10 @@ from frd.config import Config
 from frd.errors import StoreError
 from frd.forms import later
 from frd.model import AlignedNs, Change, FindingEvent, FindingState
-from frd.service.cells.archive import Opened
 from frd.service.cells.cell import Common
 from frd.service.cells.cells import Cells
-from frd.service.cells.holding import Holding, Restored
 from frd.service.cells.homes import ReplicaHomes
-from frd.service.cells.owner import CellOwner
+from frd.service.cells.owner import CellOwner, Holding, Opened, Restored
 from frd.service.clocks.real_time import RealTime
 from frd.service.findings.keepers import SharedKeeper
 from frd.service.findings.silences import READ_EVERY_S

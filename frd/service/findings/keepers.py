@@ -36,14 +36,14 @@ class Keeper(Protocol):
     async def close(self) -> None:
         """Bring what was saved to where others read it, as far as that is possible in a short
         time, and end. Nothing is saved any more."""
-        ...
+        return
 
     def abandon(self) -> None:
         """Another replica has the cell: write nothing more. `close` is not needed then."""
-        ...
+        return
 
 
-class LocalKeeper:
+class LocalKeeper(Keeper):
     """In the database of this machine."""
 
     name = "findings database"
@@ -55,12 +55,6 @@ class LocalKeeper:
     async def save(self, events: Sequence[FindingEvent], pauses: Sequence[JobPauses]) -> None:
         await asyncio.to_thread(self._store.save, events)
         await asyncio.to_thread(self._store.save_pauses, pauses)
-
-    async def close(self) -> None:
-        pass
-
-    def abandon(self) -> None:
-        pass
 
 
 class SharedKeeper:

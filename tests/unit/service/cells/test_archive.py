@@ -18,7 +18,7 @@ from frd.errors import StoreError
 from frd.forms import later
 from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState, Note
 from frd.service.cells.alone import LocalLease
-from frd.service.cells.archive import Opened
+from frd.service.cells.owner import Opened
 from frd.service.cells.replica import SharedArchive
 from frd.service.clocks.real_time import RealTime
 from frd.service.journal.kept_findings import KeptFindings
