@@ -9,7 +9,7 @@ from typing import Final
 
 from nats.aio.msg import Msg
 
-from frd.cluster.findings import StoredFinding
+from frd.cluster.cluster import StoredFinding
 from frd.cluster.nats import compare_and_set
 from frd.cluster.nats.connection import Absent, Connection, Unanswered
 from frd.cluster.nats.reading import ForwardReader
@@ -22,7 +22,7 @@ _NAME: Final = re.compile(rf"([0-9]{{2}})\.({_ID.pattern})")
 
 
 class JetStreamFindings:
-    """Implements `frd.cluster.findings.FindingStore`; its work is done in `thread`."""
+    """Implements `frd.cluster.cluster.FindingStore`; its work is done in `thread`."""
 
     def __init__(self, thread: LoopThread, connection: Connection, name: str) -> None:
         self._thread = thread

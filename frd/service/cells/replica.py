@@ -13,9 +13,8 @@ from functools import partial
 from typing import Final
 
 from frd import __version__
-from frd.cluster.cluster import Cluster
-from frd.cluster.findings import FindingStore as SharedFindings
-from frd.cluster.findings import StoredFinding
+from frd.cluster.cluster import Cluster, StoredFinding
+from frd.cluster.cluster import FindingStore as SharedFindings
 from frd.cluster.log import FencedLog
 from frd.cluster.registry import RegistryUnavailable
 from frd.config import Config
@@ -30,7 +29,6 @@ from frd.service.clocks.real_time import RealTime
 from frd.service.findings.keepers import SharedKeeper
 from frd.service.findings.silences import READ_EVERY_S
 from frd.service.journal.appending import Appender
-from frd.service.journal.kept_findings import KeptFindings
 from frd.service.journal.payloads import (
     decode_finding,
     encode_pauses,
@@ -38,6 +36,7 @@ from frd.service.journal.payloads import (
     settings_of,
     usable,
 )
+from frd.service.journal.preamble import KeptFindings
 from frd.service.journal.reading import Recovered, recover
 from frd.service.journal.replicated import ReplicatedLog
 from frd.service.journal.runs import Budget

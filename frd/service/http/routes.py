@@ -44,7 +44,7 @@ from frd.service.http.answers import (
     json_answer,
     refuse,
 )
-from frd.service.http.health_json import health_json, targets_json
+from frd.service.http.job_json import health_json, targets_json
 from frd.service.http.json_api import cluster_json, findings_json, job_json, jobs_json
 from frd.service.http.people import PeopleApi
 from frd.service.http.pictures import FORMS, Pictures
