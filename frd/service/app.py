@@ -17,10 +17,11 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp
@@ -77,6 +78,8 @@ _CLOCKS_EVERY_S: Final = 0.5
 _PRUNE_EVERY_S: Final = 60.0
 _KEEP_OWED_EVERY_S: Final = 1.0
 _LAST_LOOK_S: Final = 5.0
+
+_Work: TypeAlias = Coroutine[Any, Any, None]
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +145,7 @@ class App:
         )
         self._timeline_store = TimelineStore(config.data_dir / "timelines.sqlite3")
         self._timelines = Timelines(self._timeline_store, lambda: self._cells.state, now)
-        of_stores = self._findings, self._dumps, self._cells
+        of_stores = self._findings, self._dumps
         silences = self._common.silences
         view = ServiceView(self._cells, *of_stores, now, self._timelines, silences)
         self._peers = _peers(config, view, self._cells) if config.cluster.servers else None
@@ -185,15 +188,19 @@ class App:
             await self._listen()
         self._homes.know(self._held.homes)
         self._cells.refresh()
+
+        def each(what: str, every_s: float, work: Callable[[Cell], None]) -> _Work:
+            return repeat(what, every_s, partial(self._cells.each, what, work))
+
         self._tasks = [
             asyncio.create_task(work)
             for work in (
                 watch_loop(self._loop_lag),
                 repeat("publishing", TICK_S, self._tick),
-                repeat("acknowledging", ACK_EVERY_S, self._acknowledge),
+                each("acknowledging", ACK_EVERY_S, lambda cell: cell.streams.flush_acks()),
                 repeat("clocks of agents", _CLOCKS_EVERY_S, self._clocks.refresh),
-                repeat("comparing clocks", _CLOCKS_EVERY_S, self._compare_clocks),
-                repeat("looking at cells", LOOK_EVERY_S, self._look),
+                each("comparing clocks", _CLOCKS_EVERY_S, lambda c: c.streams.compare_clocks()),
+                each("looking at it", LOOK_EVERY_S, Cell.look),
                 repeat("removing what is old", _PRUNE_EVERY_S, self._prune),
                 repeat("keeping timelines", TIMELINES_EVERY_S, self._timelines.look),
                 repeat("keeping what is owed", _KEEP_OWED_EVERY_S, self._keep_owed),
@@ -202,7 +209,7 @@ class App:
             )
         ]
 
-    def _watch(self, held: Holding) -> Iterator[Coroutine[Any, Any, None]]:
+    def _watch(self, held: Holding) -> Iterator[_Work]:
         if self._peers is not None:
             yield self._peers.watch(lambda: held.lease.view, held.owner.taken)
 
@@ -242,15 +249,6 @@ class App:
     def _sample_pace(self) -> None:
         view = self._cells.state.status_view
         self._paces.sample(view.attempts, view.at)
-
-    def _acknowledge(self) -> None:
-        self._cells.each("acknowledging", lambda cell: cell.streams.flush_acks())
-
-    def _compare_clocks(self) -> None:
-        self._cells.each("comparing clocks", lambda cell: cell.streams.compare_clocks())
-
-    def _look(self) -> None:
-        self._cells.each("looking at it", Cell.look)
 
     def adopt(self, config: Config) -> None:
         """Apply another configuration; changes that need a restart are only logged.

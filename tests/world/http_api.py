@@ -108,7 +108,7 @@ class Service:
         timelines = Timelines(self.timelines, lambda: self.state, lambda: self.now)
         self.silences = Silences(LocalKeys(self.store))
         self._people = People(self.silences)
-        of_stores = self.store, self.dumps, self
+        of_stores = self.store, self.dumps
         self.view = ServiceView(self, *of_stores, lambda: self.now, timelines, self.silences)
 
     def close(self) -> None:

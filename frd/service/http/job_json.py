@@ -58,7 +58,7 @@ _TARGET: Final = re.compile(
 
 def job_summary(state: ServiceState, view: AttemptView, map_tag: str) -> Json:
     """`map_tag` is that of the job's map."""
-    found = _findings(state, view)
+    found = state.lasting_of(view.key)
     nodes = [node for node in state.nodes if view.key in node.ranks]
     groups, more_groups = _groups(view)
     waits, more_waits = view.history.open_ops(MOST) if view.history is not None else ([], 0)
@@ -113,7 +113,7 @@ def rank_detail(state: ServiceState, view: AttemptView, rank: int) -> Json:
         "memory": memory_json(view.memory, {rank}),
         "findings": [
             shown_json(finding)
-            for finding in _findings(state, view)
+            for finding in state.lasting_of(view.key)
             if any(suspect.rank == rank for suspect in finding.suspects)
         ],
     }
@@ -184,12 +184,6 @@ def _badness(node: NodeView) -> tuple[bool, bool, bool, float, str]:
         -(uncertainty_s if uncertainty_s is not None else 1e9),
         node.node,
     )
-
-
-def _findings(state: ServiceState, view: AttemptView) -> list[Finding]:
-    key = view.key
-    of_job = [f for f in state.lasting_findings() if (f.job, f.attempt) == (key.job, key.attempt)]
-    return sorted(of_job, key=lambda finding: -finding.opened_at)
 
 
 def _notable(

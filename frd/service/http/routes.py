@@ -297,7 +297,7 @@ class _Api:
             most = f"{MAX_DUMP_TIMEOUT_S:g} seconds"
             refuse(400, f"timeout_s: {wanted.timeout_s:g}: write up to {most}")
         ranks = parameters.ranks_of(wanted.ranks, view)
-        result = await self._view.dumper.take(
+        result = await self._view.live.take(
             view.key, ranks, stacks=wanted.stacks, timeout_s=wanted.timeout_s
         )
         answer = {

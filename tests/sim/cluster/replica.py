@@ -14,7 +14,8 @@ from frd.cluster.cluster import Cluster
 from frd.cluster.heartbeats import HeartbeatLease
 from frd.cluster.lease import Replica
 from frd.cluster.log import FencedLog
-from frd.config import ClusterOptions, Config, StoreLimits
+from frd.config import ClusterOptions, Config
+from frd.config.sections import StoreLimits
 from frd.errors import ClusterError
 from frd.model import FindingEvent, ServiceRawNs
 from frd.rpc import Context

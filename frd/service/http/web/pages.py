@@ -6,10 +6,7 @@ load nothing from another host, run no inline script, and be framed by no other 
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
@@ -19,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import frd
-from frd.service.http.answers import refuse
+from frd.service.http.answers import Content, refuse
 
 FILES: Final = "/web/"
 _PATHS: Final = ("/", "/history")
@@ -63,18 +60,6 @@ def is_page(path: str) -> bool:
     return path in _PATHS or path.startswith(_PREFIXES)
 
 
-@dataclass(frozen=True)
-class _File:
-    content: bytes
-    media_type: str
-    tag: str
-
-    @cached_property
-    def packed(self) -> bytes:
-        """Gzipped when it is first asked for: all files together would delay every start."""
-        return gzip.compress(self.content, mtime=0)
-
-
 class Pages:
     """`folder`: where the files are; by default those of this package."""
 
@@ -82,39 +67,29 @@ class Pages:
         self._files = _load(folder or Path(frd.__file__).parent / "web")
 
     async def page(self, request: Request) -> Response:
-        return _sent(request, self._files[_INDEX])
+        return self._files[_INDEX].answer(request)
 
     async def unknown(self, request: Request) -> Response:
         """A path that nothing has. In a browser the page says so; programs get JSON."""
         if "text/html" not in request.headers.get("accept", ""):
             raise HTTPException(404)
-        return _sent(request, self._files[_INDEX], 404)
+        return self._files[_INDEX].answer(request, 404)
 
     async def file(self, request: Request) -> Response:
         name = request.path_params["name"]
         if (file := self._files.get(name)) is None:
             refuse(404, f"file: {name!r}: unknown here: the page is at /")
-        return _sent(request, file)
+        return file.answer(request)
 
 
-def _sent(request: Request, file: _File, status: int = 200) -> Response:
-    headers = {**HEADERS, "etag": file.tag}
-    if status == 200 and request.headers.get("if-none-match") == file.tag:
-        return Response(None, 304, headers)
-    content = file.content
-    if "gzip" in request.headers.get("accept-encoding", ""):
-        content, headers["content-encoding"] = file.packed, "gzip"
-    return Response(content, status, headers, media_type=file.media_type)
-
-
-def _load(folder: Path) -> Mapping[str, _File]:
+def _load(folder: Path) -> Mapping[str, Content]:
     files = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             content = path.read_bytes()
-            files[path.relative_to(folder).as_posix()] = _File(
-                content=content,
-                media_type=_TYPES.get(path.suffix, _TYPES[""]),
-                tag=f'W/"{blake2b(content, digest_size=12).hexdigest()}"',
+            tag = blake2b(content, digest_size=12).hexdigest()
+            media_type = _TYPES.get(path.suffix, _TYPES[""])
+            files[path.relative_to(folder).as_posix()] = Content(
+                content, tag, media_type, HEADERS, level=9
             )
     return files
