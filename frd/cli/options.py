@@ -236,9 +236,9 @@ def ranks_option(words: str) -> Callable[[_F], _F]:
     return click.option("--ranks", metavar="0-3,7", callback=ranks, help=words)
 
 
-def since_option(function: _F) -> _F:
-    words = "Findings that were open then or later: 7d, 12h, 30m ago, or a time."
-    return click.option("--since", metavar="WHEN", callback=when, help=words)(function)
+def since_option(words: str) -> Callable[[_F], _F]:
+    help_ = f"{words} then or later: 7d, 12h, 30m ago, or a time."
+    return click.option("--since", metavar="WHEN", callback=when, help=help_)
 
 
 class SeveralValues(click.Command):

@@ -50,7 +50,7 @@ from frd.usage import examples, plain
     help="With --config: which cell.  [default: that of --job]",
 )
 @click.option("--job", metavar="J", help="Only findings of this job.")
-@since_option
+@since_option("Findings that were open")
 @json_option
 def command(
     journal: Path | None,

@@ -10,7 +10,7 @@ import pytest
 
 from frd.cli import BLIND, FAILED, FINDINGS_PRESENT
 from frd.cli.client import Client
-from frd.cli.commands.findings.one import said_by
+from frd.cli.commands.findings.people import said_by
 from tests.world.daemons import STEADY, Stage, findings, frd, until
 
 pytestmark = [pytest.mark.torch, pytest.mark.recorder, pytest.mark.timeout(300)]
