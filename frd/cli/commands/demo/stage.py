@@ -10,7 +10,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import selectors
 import shutil
 import signal
 import socket
@@ -26,6 +25,7 @@ from typing import Any, Self
 
 import frd
 from frd.cli.commands.demo.scenarios import Scenario
+from frd.cli.signals import first_line
 from frd.errors import ServiceUnavailable
 
 _READY_WITHIN_S = 20.0
@@ -109,12 +109,7 @@ class Stage:
             environment={**os.environ, "FRD_WEB": "true", **policy, **environment},
             stdout=subprocess.PIPE,
         )
-        assert service.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(service.stdout, selectors.EVENT_READ)
-            ready = selector.select(_READY_WITHIN_S)
-        line = service.stdout.readline() if ready else b""
-        if not line:
+        if not (line := first_line(service, _READY_WITHIN_S)):
             raise ServiceUnavailable(f"frd serve: did not start: {self.log(name)[-500:]}")
         return Addresses(**json.loads(line))
 

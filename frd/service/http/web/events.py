@@ -189,7 +189,8 @@ class _Feed:
         while time.monotonic() < end_at:
             news = self._news
             parts = []
-            if self._findings and finding < self._findings[0][0] - 1 and self._is_full():
+            is_full = len(self._findings) == _REMEMBERED
+            if is_full and finding < self._findings[0][0] - 1:
                 parts.append(_event("hello", self._now()))  # it has missed some
             for number, data in self._findings:
                 if number > finding:
@@ -208,9 +209,6 @@ class _Feed:
                     await news.wait()
             except TimeoutError:
                 yield _event("tick", self._now())
-
-    def _is_full(self) -> bool:
-        return len(self._findings) == _REMEMBERED
 
     def _now(self) -> bytes:
         state = self._view.state
