@@ -36,6 +36,7 @@ from frd.wire.columns import (
     read_columns,
 )
 from frd.wire.declarations import Declarations
+from frd.wire.encode import KINDS
 from frd.wire.fields import check_most, check_time, enum_member, parse, texts_of
 from frd.wire.memory import MemoryReader
 from frd.wire.messages import (
@@ -206,13 +207,7 @@ def _hello(m: pb.Hello) -> Hello:
     )
 
 
-_SERVICE_KINDS: Final[dict[str, type[Welcome | Resync | Request | Refusal | Redirect]]] = {
-    "welcome": Welcome,
-    "resync": Resync,
-    "request": Request,
-    "refusal": Refusal,
-    "redirect": Redirect,
-}
+_SERVICE_KINDS: Final = {KINDS[of]: of for of in (Welcome, Resync, Request, Refusal, Redirect)}
 
 
 def decode_service(data: bytes) -> ServiceEvent:

@@ -170,7 +170,7 @@ class SharedArchive:
             return await recover(fenced, warn)
         except StoreError as error:
             log.error("cell %d: %s: the cell begins without what its log has", cell, error)
-            return Recovered((), (), (), 0, AlignedNs(0))
+            return Recovered((), (), (), AlignedNs(0))
 
     async def _stored(self, cell: int) -> Sequence[StoredFinding]:
         """What all replicas share. It only repeats the log: no answer must not delay an owner,
