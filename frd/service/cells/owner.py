@@ -30,6 +30,7 @@ from frd.service.journal.log import Log
 from frd.service.state import CellState, ClusterState
 
 _AGAIN_S: Final = 0.2
+_MOVED: Final = "another replica has its jobs now"
 
 Restored = Callable[[Sequence[Finding]], None]
 """Gets the open findings of a cell that was taken over."""
@@ -94,9 +95,7 @@ class CellOwner:
     def lost(self, cell: int) -> None:
         if (task := self._tasks.get(cell)) is not None:
             task.cancel()
-        if cell in self._cells:
-            log.warning("cell %d: another replica has it: dropped", cell)
-            self._drop(cell, self._address_of_owner(cell))
+        self._drop(cell, "another replica has it")
 
     def drain(self, cell: int, successor: str) -> None:
         if cell in self._cells and cell not in self._busy:
@@ -169,8 +168,7 @@ class CellOwner:
 
     def successor(self, cell: int) -> str:
         """Where the agents of a cell should go when this replica does not answer."""
-        replica = self._lease.view.replica(self._heir(cell))
-        return replica.grpc if replica is not None else ""
+        return self._address(self._heir(cell))
 
     def _heir(self, cell: int) -> str:
         """The replica that takes the cell when this one has gone; empty: none is known to live."""
@@ -225,23 +223,27 @@ class CellOwner:
             await self._lease.release(cell)
         finally:
             self._busy.pop(cell, None)
-        replica = self._lease.view.replica(successor)
-        leaving.streams.leave(
-            "another replica has its jobs now", replica.grpc if replica is not None else ""
-        )
+        leaving.streams.leave(_MOVED, self._address(successor))
         self._cells.refresh()
 
-    def _address_of_owner(self, cell: int) -> str:
-        view = self._lease.view
-        replica = view.replica(view.owners.get(cell, ""))
-        return replica.grpc if replica is not None and replica.name != view.me else ""
+    def _address(self, name: str) -> str:
+        """Where agents reach another replica; empty: it is not known to live."""
+        replica = self._lease.view.replica(name)
+        return replica.grpc if replica is not None and name != self._lease.view.me else ""
 
-    def _drop(self, cell: int, address: str) -> None:
-        """Nothing of it is shown, stored or acknowledged any more; its agents go to `address`."""
+    def _drop(self, cell: int, why: str, address: str | None = None) -> bool:
+        """Nothing of it is shown, stored or acknowledged any more; its agents go to `address`, by
+        default that of its owner. False: it is not here."""
+        if cell not in self._cells:
+            return False
+        log.warning("cell %d: %s: dropped", cell, why)
         dropped = self._cells.drop(cell)
         self._abandon(dropped)
-        dropped.streams.leave("another replica has its jobs now", address)
+        if address is None:
+            address = self._address(self._lease.view.owners.get(cell, ""))
+        dropped.streams.leave(_MOVED, address)
         self._cells.refresh()
+        return True
 
     def _abandon(self, dropped: Cell) -> None:
         dropped.abandon()
@@ -251,18 +253,14 @@ class CellOwner:
 
     def refused(self, cell: int) -> None:
         """The log of the cell says that another replica has taken it."""
-        if cell in self._cells:
+        if self._drop(cell, "its log refused this replica"):
             self.fenced += 1
-            log.warning("cell %d: its log refused this replica: dropped", cell)
-            self._drop(cell, self._address_of_owner(cell))
             self._lease.give_up(cell)
 
     def taken(self, cell: int, address: str) -> None:
         """Another replica says that it has the cell, while NATS does not answer this one. `address`
         is that replica's, for agents."""
-        if cell in self._cells:
-            log.warning("cell %d: %s has it, and NATS does not answer here: dropped", cell, address)
-            self._drop(cell, address)
+        if self._drop(cell, f"{address} has it, and NATS does not answer here", address):
             self._lease.give_up(cell)
 
     def _start(self, cell: int, state: CellState, work: Coroutine[None, None, None]) -> None:

@@ -170,8 +170,7 @@ def failure_json(state: ServiceState, view: AttemptView) -> Json | None:
 
 def pace_json(state: ServiceState, view: AttemptView) -> Json:
     """Completed collectives a second: now, and over the last minutes."""
-    pace = state.paces.get(view.key)
-    recent = list(pace.recent) if pace is not None else []
+    recent = list(state.paces.get(view.key, ()))
     return {"per_s": recent[-1] if recent else None, "every_s": EVERY_S, "recent": recent}
 
 

@@ -13,9 +13,9 @@ client asks checks that, and forwards a request without the Origin.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.applications import Starlette
@@ -52,14 +52,12 @@ from frd.service.http.web.events import Events
 from frd.service.http.web.pages import FILES, Pages
 from frd.service.http.web.past import Past
 from frd.service.http.web.session import PATH as SESSION
-from frd.service.http.web.session import OwnPage, Sessions
+from frd.service.http.web.session import Handler, OwnPage, Sessions
 from frd.service.metrics import collector
 from frd.service.view import ServiceView
 
 if TYPE_CHECKING:
     from frd.service.http.peers.peers import Peers  # needs httpx, which only a cluster needs
-
-Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 @decodable

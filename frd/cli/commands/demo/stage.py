@@ -75,8 +75,6 @@ class Stage:
         self.run_dir = self.folder / "run"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._named: dict[str, subprocess.Popen[bytes]] = {}
-        self.service: subprocess.Popen[bytes] | None = None
-        self.agent: subprocess.Popen[bytes] | None = None
         self.ranks: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
@@ -100,7 +98,7 @@ class Stage:
             ServiceUnavailable: it ended or was not ready in time; the message has its last output.
         """
         policy = {f"FRD_POLICY__{key.upper()}": str(v) for key, v in self.scenario.policy.items()}
-        service = self.service = self.spawn(
+        service = self.spawn(
             name,
             [sys.executable, "-m", "frd", "serve"]
             + ["--grpc", at.grpc, "--http", at.http]
@@ -115,7 +113,7 @@ class Stage:
 
     def start_agent(self, *services: Addresses) -> None:
         addresses = ",".join(service.grpc for service in services)
-        self.agent = self.spawn(
+        self.spawn(
             "agent",
             [sys.executable, "-m", "frd_agent", "run", "--service", addresses]
             + ["--run-dir", str(self.run_dir), "--metrics", "off"],

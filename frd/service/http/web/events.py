@@ -28,11 +28,10 @@ from frd.forms import json_bytes, utc_text
 from frd.service.access.grants import Tokens
 from frd.service.http.answers import refuse
 from frd.service.http.web.finding_news import FindingNews
-from frd.service.http.web.session import host_of
+from frd.service.http.web.session import Handler, host_of
 from frd.service.periodic import Faults
 from frd.service.view import ServiceView
 
-Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 _Topic: TypeAlias = tuple[str, str]
 """The name of an event, and the job that it is about; empty for none."""
 
