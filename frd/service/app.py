@@ -55,8 +55,8 @@ from frd.service.clocks.pings import Pings
 from frd.service.clocks.real_time import RealTime
 from frd.service.findings.evaluator import TICK_S
 from frd.service.findings.notifier import Notifier
-from frd.service.http.guard import HttpGuard
 from frd.service.http.routes import WebOptions, create_app
+from frd.service.http.web.session import HttpGuard
 from frd.service.ingest.collector import ACK_EVERY_S, Ingest
 from frd.service.metrics.recent_peak import RecentPeak, watch_loop
 from frd.service.pace import EVERY_S as PACE_EVERY_S

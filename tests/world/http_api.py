@@ -28,8 +28,8 @@ from frd.model import (
 )
 from frd.service.findings.people import Mark, People
 from frd.service.findings.silences import LocalKeys, Silences
-from frd.service.http.guard import HttpGuard
 from frd.service.http.routes import WebOptions, create_app
+from frd.service.http.web.session import HttpGuard
 from frd.service.journal.payloads import Dismissal
 from frd.service.state import DumpResult, ServiceState
 from frd.service.timelines.timelines import Timelines

@@ -34,7 +34,7 @@ from frd.service.access.grants import Tokens
 from frd.service.access.refusals import Refusals
 from frd.service.evidence.logs import logs_json
 from frd.service.findings.silences import Refused
-from frd.service.http import parameters, runbooks
+from frd.service.http import parameters
 from frd.service.http.answers import (
     API_VERSION,
     DEFAULT_FINDINGS,
@@ -49,7 +49,7 @@ from frd.service.http.json_api import cluster_json, findings_json, job_json, job
 from frd.service.http.people import PeopleApi
 from frd.service.http.pictures import FORMS, Pictures
 from frd.service.http.web.events import Events
-from frd.service.http.web.pages import FILES, Pages
+from frd.service.http.web.pages import FILES, RUNBOOKS, Pages, load_runbooks
 from frd.service.http.web.past import Past
 from frd.service.http.web.session import PATH as SESSION
 from frd.service.http.web.session import Handler, OwnPage, Sessions
@@ -129,7 +129,7 @@ def create_app(
         Route(SESSION, sessions.show),
         Route(SESSION, sessions.sign_in, methods=["POST"]),
         Route(SESSION, sessions.sign_out, methods=["DELETE"]),
-        Route(runbooks.PREFIX + "{name:anything}", api.runbook),
+        Route(RUNBOOKS + "{name:anything}", api.runbook),
         *(_pages() if web.has_page else ()),
     ]
     return Starlette(
@@ -189,7 +189,7 @@ class _Api:
         self._pictures = pictures
         self._people = people
         self._alertmanager_url = alertmanager_url
-        self._runbooks = runbooks.load()
+        self._runbooks = load_runbooks()
         self._past = Past(view)
 
     async def metrics(self, _: Request, *, of_findings: bool = False) -> Response:
@@ -332,7 +332,7 @@ class _Api:
     async def runbook(self, request: Request) -> Response:
         name = request.path_params["name"]
         if (page := self._runbooks.get(name)) is None:
-            refuse(404, f"runbook: {name!r}: unknown here: see {runbooks.PREFIX}")
+            refuse(404, f"runbook: {name!r}: unknown here: see {RUNBOOKS}")
         return page.answer(request)
 
 
