@@ -269,10 +269,9 @@ class App:
         self._config = old.model_copy(update={key: getattr(config, key) for key in LIVE_KEYS})
         for cell in self._cells.values():
             cell.adopt(self._config)  # not what needs a restart
-        if self._certificates is not None:
-            self._certificates.refresh()
-        if self._tokens is not None:
-            self._tokens.refresh()
+        for files in (self._certificates, self._tokens):
+            if files is not None:
+                files.refresh()
         log.info("configuration read again")
 
     def _web(self) -> WebOptions:

@@ -96,8 +96,8 @@ def create_app(
     web: WebOptions = WebOptions(),  # frozen
 ) -> Starlette:
     """The ASGI application of one service; `peers` are the other replicas of its cluster."""
-    pictures = Pictures(view)
     people = PeopleApi(view)
+    pictures = Pictures(view, people)
     api, by = _Api(view, pictures, people, web.alertmanager_url), peers or _Alone()
     sessions = Sessions(web.tokens, web.public_url, web.refusals)
     asked = {"jobs": by.jobs(api.jobs), "health": by.health(api.health), "job": by.owner(api.job)}
