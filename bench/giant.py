@@ -31,12 +31,12 @@ import numpy as np
 from bench.ingest import HEAD_AGO_NS, RANKS, Node
 from bench.report import show
 from frd import __version__
+from frd.cli.commands.serve import tune
 from frd.engine.clocks.exchange import Exchange
 from frd.engine.engine import Engine
 from frd.engine.policy import Policy
 from frd.engine.views import StatusView
 from frd.model import AttemptKey, NodeRawNs, ServiceRawNs
-from frd.service import interpreter
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.real_time import RealTime, raw_now
 from frd.service.findings.evaluator import Evaluator
@@ -292,7 +292,7 @@ def main() -> None:
     if options.feed:
         asyncio.run(feed(options.feed, options.ranks // RANKS))
     else:
-        interpreter.tune()
+        tune()
         show(asyncio.run(measure(options.ranks, options.seconds)), as_json=options.json)
 
 

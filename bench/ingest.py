@@ -57,7 +57,7 @@ from frd.rpc import (
     job_metadata,
     open_stream,
 )
-from frd.service.ingest.buffers.entries import EntryBuffer
+from frd.service.ingest.buffers import EntryBuffer
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (
     PROTOCOL,

@@ -25,10 +25,10 @@ from typing import Any, Final
 sys.path.append(str(Path(__file__).parents[1]))  # `bench` and `tests` are not installed
 
 from bench.ingest import service
-from frd.cli.commands.demo.scripted_rank import ScriptedRank
 from frd_agent import tap
 from tests.world.daemons import metric
 from tests.world.nvml import GIB, Driver, build, uuid
+from tests.world.played_rank import PlayedRank
 
 RANKS: Final = 8
 CHILDREN: Final = 4
@@ -121,7 +121,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def rank(number: int, run_dir: Path) -> None:
     """Publishes until it is terminated."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    files = ScriptedRank(run_dir, number, RANKS)
+    files = PlayedRank(run_dir, number, RANKS)
     files.identity["devices"] = [uuid(number)]
     files.publish_identity()
     digits = bytes.fromhex(uuid(number).removeprefix("GPU-").replace("-", ""))

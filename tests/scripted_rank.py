@@ -9,8 +9,8 @@ import argparse
 import time
 from pathlib import Path
 
-from frd.cli.commands.demo.scripted_rank import ScriptedRank
 from tests.world.apart import ApartRank
+from tests.world.played_rank import PlayedRank
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--rate", type=float, default=200.0, help="collectives a second, each")
     args = parser.parse_args()
-    kind = ScriptedRank if args.ranks == 1 else ApartRank
+    kind = PlayedRank if args.ranks == 1 else ApartRank
     ranks = [kind(args.run_dir, i, args.ranks) for i in range(args.ranks)]
     began = time.monotonic()
     published = 0

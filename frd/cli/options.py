@@ -236,9 +236,9 @@ def ranks_option(words: str) -> Callable[[_F], _F]:
     return click.option("--ranks", metavar="0-3,7", callback=ranks, help=words)
 
 
-def since_option(function: _F) -> _F:
-    words = "Findings that were open then or later: 7d, 12h, 30m ago, or a time."
-    return click.option("--since", metavar="WHEN", callback=when, help=words)(function)
+def since_option(words: str) -> Callable[[_F], _F]:
+    help_ = f"{words} then or later: 7d, 12h, 30m ago, or a time."
+    return click.option("--since", metavar="WHEN", callback=when, help=help_)
 
 
 class SeveralValues(click.Command):
@@ -280,10 +280,11 @@ def console() -> Console:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+def progress(what: str, unit: int = 1) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on stderr, only if that is a terminal.
 
-    The `with` block gets a function to call with the number done and the total.
+    The `with` block gets a function to call with the number done and the total; `unit` of them are
+    shown as one.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -291,4 +292,4 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
         task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda n, total: bar.update(task, completed=n // unit, total=total // unit)

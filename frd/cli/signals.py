@@ -1,8 +1,10 @@
-"""Signals end a command as Ctrl-C does, so that `with` blocks clean up, and nothing remains."""
+"""Signals end a command as Ctrl-C does, so that `with` blocks clean up; and its processes."""
 
 from __future__ import annotations
 
+import selectors
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,3 +46,11 @@ def wait_for_end(announce: Callable[[], None]) -> None:
             time.sleep(_LOST_WAKE_UP_S)
     except KeyboardInterrupt:
         return
+
+
+def first_line(process: subprocess.Popen[bytes], within_s: float) -> bytes:
+    """Of its stdout; empty if it ended before, or wrote none in time."""
+    assert process.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        return process.stdout.readline() if selector.select(within_s) else b""

@@ -20,9 +20,17 @@ import msgspec
 
 from frd.cluster.lease import ClusterView, Owner, Replica
 from frd.cluster.ownership import SILENT, Claim, Heartbeat, Ownership
-from frd.cluster.registry import Conflict, Registry, RegistryUnavailable
+from frd.cluster.registry import (
+    ClaimValue,
+    Conflict,
+    HeartbeatValue,
+    Registry,
+    RegistryUnavailable,
+    claim_of,
+    generation_of,
+    heartbeat_of,
+)
 from frd.cluster.thread import Runner
-from frd.cluster.values import ClaimValue, HeartbeatValue, claim_of, generation_of, heartbeat_of
 from frd.errors import ClusterError
 
 INTERVAL_S: Final = 0.5

@@ -66,6 +66,8 @@ class Owner(Protocol):
 
 
 class Lease(Protocol):
+    """Without an implementation nothing happens, as in a service without a cluster."""
+
     @property
     def view(self) -> ClusterView:
         """May be read in any thread."""
@@ -77,30 +79,30 @@ class Lease(Protocol):
         Raises:
             ClusterError: the servers cannot be used: naming the key and what to do.
         """
-        ...
+        return
 
     def ticked(self) -> None:
         """The service's event loop runs. Without such calls for 5 s, heartbeats stop."""
-        ...
+        return
 
     def owned(self, cell: int) -> None:
         """The takeover of a gained cell is complete."""
-        ...
+        return
 
     async def release(self, cell: int) -> None:
         """The service no longer has the cell: another replica may claim it now."""
-        ...
+        return
 
     def give_up(self, cell: int) -> None:
         """As `release`, without waiting: the log of the cell refused this replica, or its takeover
         failed or was cancelled. Another owner's claim stays."""
-        ...
+        return
 
     async def leave(self) -> None:
         """The service will end: claim nothing more, and report that to the other replicas. No call
         of `Owner.gained` follows."""
-        ...
+        return
 
     async def stop(self) -> None:
         """End heartbeats; other replicas take what is left immediately."""
-        ...
+        return

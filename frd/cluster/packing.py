@@ -243,9 +243,6 @@ class Joiner:
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._first: Bundle | None = None
-        self.lost = 0
-        """Bundles that belong to frames which are not complete: their owner was fenced, or the
-        log has deleted the first ones."""
 
     def add(self, bundle: Bundle) -> Frame | None:
         """The frame that the bundle completes.
@@ -262,8 +259,7 @@ class Joiner:
         elif head.part != expected or bundle.number != first.number + expected:
             self._drop()
         if head.part != len(self._parts):
-            self.lost += 1
-            self._first = None
+            self._first = None  # its owner was fenced, or the log has deleted its first bundles
             return None
         self._parts.append(bundle.data[_HEAD.size :])
         if len(self._parts) < head.parts:
@@ -277,7 +273,6 @@ class Joiner:
         return frame
 
     def _drop(self) -> None:
-        self.lost += len(self._parts)
         self._parts, self._first = [], None
 
 

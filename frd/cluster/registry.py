@@ -1,7 +1,8 @@
 """The registry of a cluster: few small values by key, each changed by compare-and-set.
 
 Keys: ``meta`` (format and number of cells), ``r.<replica>`` (heartbeat of a replica), ``c.<nn>``
-(owner of a cell), ``silences`` (all silences that people have set).
+(owner of a cell), ``silences`` (all silences that people have set). Values are JSON. Replicas of
+several releases read them: new fields need defaults.
 """
 
 from __future__ import annotations
@@ -9,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+import msgspec
+
+from frd.cluster.ownership import Claim
+from frd.decodable import decodable
 from frd.errors import FrdError
 
 
@@ -63,3 +68,47 @@ class Registry(Keys, Protocol):
             RegistryUnavailable: no answer in time.
         """
         ...
+
+
+@decodable
+class HeartbeatValue(msgspec.Struct):
+    """Value of ``r.<replica>``."""
+
+    grpc: str
+    http: str
+    version: str
+    generation: int
+    cells: dict[int, int] = {}
+    leaving: bool = False
+
+
+@decodable
+class ClaimValue(msgspec.Struct):
+    """Value of ``c.<nn>``."""
+
+    owner: str
+    generation: int
+
+
+def heartbeat_of(entry: Entry) -> HeartbeatValue | None:
+    """None: not readable; such a replica is not known to live."""
+    try:
+        return msgspec.json.decode(entry.value, type=HeartbeatValue)
+    except msgspec.MsgspecError:
+        return None
+
+
+def generation_of(entry: Entry | None) -> int:
+    value = heartbeat_of(entry) if entry is not None else None
+    return value.generation if value else 0
+
+
+def claim_of(entry: Entry | None) -> Claim | None:
+    """None: there is no claim, or it is not readable."""
+    if entry is None:
+        return None
+    try:
+        value = msgspec.json.decode(entry.value, type=ClaimValue)
+    except msgspec.MsgspecError:
+        return None
+    return Claim(value.owner, value.generation, entry.revision)

@@ -21,13 +21,9 @@ from frd.config.checks import checked, checked_url
 from frd.config.own_address import own_address, own_url, public_url, reachable
 from frd.config.room import with_room
 from frd.config.sections import (
-    AuthFiles,
     ClusterOptions,
-    LogOptions,
     NotifyEvent,
     NotifyTarget,
-    PeerLimits,
-    StoreLimits,
     TlsFiles,
 )
 from frd.config.settings import ENV_DELIMITER, ENV_PREFIX, LIVE_KEYS, Config, changed_keys, keys
@@ -37,14 +33,10 @@ from frd.errors import ConfigError
 
 __all__ = [
     "LIVE_KEYS",
-    "AuthFiles",
     "ClusterOptions",
     "Config",
-    "LogOptions",
     "NotifyEvent",
     "NotifyTarget",
-    "PeerLimits",
-    "StoreLimits",
     "TlsFiles",
     "as_dict",
     "as_toml",

@@ -17,10 +17,11 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp
@@ -43,18 +44,19 @@ from frd.model import FindingEvent
 from frd.service.access.admission import Admission, Handshakes
 from frd.service.access.certificates import Certificates
 from frd.service.access.grants import Tokens
+from frd.service.cells.alone import hold_alone
 from frd.service.cells.cell import LOOK_EVERY_S, Cell, Common
-from frd.service.cells.cells import Cells
-from frd.service.cells.holding import Holding, LateHomes, hold_alone
-from frd.service.cells.merged import add
+from frd.service.cells.cells import Cells, add
+from frd.service.cells.homes import LateHomes
+from frd.service.cells.owner import Holding
 from frd.service.cells.replica import hold_replica
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import Pings
 from frd.service.clocks.real_time import RealTime
 from frd.service.findings.evaluator import TICK_S
 from frd.service.findings.notifier import Notifier
-from frd.service.http.guard import HttpGuard
 from frd.service.http.routes import WebOptions, create_app
+from frd.service.http.web.session import HttpGuard
 from frd.service.ingest.collector import ACK_EVERY_S, Ingest
 from frd.service.metrics.recent_peak import RecentPeak, watch_loop
 from frd.service.pace import EVERY_S as PACE_EVERY_S
@@ -76,6 +78,8 @@ _CLOCKS_EVERY_S: Final = 0.5
 _PRUNE_EVERY_S: Final = 60.0
 _KEEP_OWED_EVERY_S: Final = 1.0
 _LAST_LOOK_S: Final = 5.0
+
+_Work: TypeAlias = Coroutine[Any, Any, None]
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +145,7 @@ class App:
         )
         self._timeline_store = TimelineStore(config.data_dir / "timelines.sqlite3")
         self._timelines = Timelines(self._timeline_store, lambda: self._cells.state, now)
-        of_stores = self._findings, self._dumps, self._cells
+        of_stores = self._findings, self._dumps
         silences = self._common.silences
         view = ServiceView(self._cells, *of_stores, now, self._timelines, silences)
         self._peers = _peers(config, view, self._cells) if config.cluster.servers else None
@@ -184,15 +188,19 @@ class App:
             await self._listen()
         self._homes.know(self._held.homes)
         self._cells.refresh()
+
+        def each(what: str, every_s: float, work: Callable[[Cell], None]) -> _Work:
+            return repeat(what, every_s, partial(self._cells.each, what, work))
+
         self._tasks = [
             asyncio.create_task(work)
             for work in (
                 watch_loop(self._loop_lag),
                 repeat("publishing", TICK_S, self._tick),
-                repeat("acknowledging", ACK_EVERY_S, self._acknowledge),
+                each("acknowledging", ACK_EVERY_S, lambda cell: cell.streams.flush_acks()),
                 repeat("clocks of agents", _CLOCKS_EVERY_S, self._clocks.refresh),
-                repeat("comparing clocks", _CLOCKS_EVERY_S, self._compare_clocks),
-                repeat("looking at cells", LOOK_EVERY_S, self._look),
+                each("comparing clocks", _CLOCKS_EVERY_S, lambda c: c.streams.compare_clocks()),
+                each("looking at it", LOOK_EVERY_S, Cell.look),
                 repeat("removing what is old", _PRUNE_EVERY_S, self._prune),
                 repeat("keeping timelines", TIMELINES_EVERY_S, self._timelines.look),
                 repeat("keeping what is owed", _KEEP_OWED_EVERY_S, self._keep_owed),
@@ -201,7 +209,7 @@ class App:
             )
         ]
 
-    def _watch(self, held: Holding) -> Iterator[Coroutine[Any, Any, None]]:
+    def _watch(self, held: Holding) -> Iterator[_Work]:
         if self._peers is not None:
             yield self._peers.watch(lambda: held.lease.view, held.owner.taken)
 
@@ -242,15 +250,6 @@ class App:
         view = self._cells.state.status_view
         self._paces.sample(view.attempts, view.at)
 
-    def _acknowledge(self) -> None:
-        self._cells.each("acknowledging", lambda cell: cell.streams.flush_acks())
-
-    def _compare_clocks(self) -> None:
-        self._cells.each("comparing clocks", lambda cell: cell.streams.compare_clocks())
-
-    def _look(self) -> None:
-        self._cells.each("looking at it", Cell.look)
-
     def adopt(self, config: Config) -> None:
         """Apply another configuration; changes that need a restart are only logged.
 
@@ -270,10 +269,9 @@ class App:
         self._config = old.model_copy(update={key: getattr(config, key) for key in LIVE_KEYS})
         for cell in self._cells.values():
             cell.adopt(self._config)  # not what needs a restart
-        if self._certificates is not None:
-            self._certificates.refresh()
-        if self._tokens is not None:
-            self._tokens.refresh()
+        for files in (self._certificates, self._tokens):
+            if files is not None:
+                files.refresh()
         log.info("configuration read again")
 
     def _web(self) -> WebOptions:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from frd.engine.views import AttemptView
 from frd.model import AlignedNs, AttemptKey
@@ -15,12 +14,9 @@ _KEPT: Final = 60
 """Five minutes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Completed collectives a second of one attempt."""
-
-    recent: tuple[float | None, ...]
-    """One value for each `EVERY_S`, the newest last; None where the attempt was not seen."""
+Pace: TypeAlias = tuple[float | None, ...]
+"""Completed collectives a second of one attempt: one value for each `EVERY_S`, the newest last;
+None where the attempt was not seen."""
 
 
 class Paces:
@@ -46,4 +42,4 @@ class Paces:
                 done = max(0, view.matched - before[0])
                 recent.append(round(done / ((at - before[1]) / 1e9), 3))
         self._recent = {key: self._recent[key] for key in self._last}
-        self.known = {key: Pace(tuple(recent)) for key, recent in self._recent.items()}
+        self.known = {key: tuple(recent) for key, recent in self._recent.items()}

@@ -158,6 +158,11 @@ class ServiceState:
         """Open ones, and those that were closed by hand and go on."""
         return [*self.open_findings(), *self.status_view.going_on]
 
+    def lasting_of(self, key: AttemptKey) -> list[Finding]:
+        """Those of one attempt, the newest first."""
+        found = (f for f in self.lasting_findings() if AttemptKey(f.job, f.attempt) == key)
+        return sorted(found, key=lambda finding: -finding.opened_at)
+
 
 def alive_ranks(view: AttemptView) -> set[int]:
     """Ranks that have not ended, as far as known."""

@@ -21,8 +21,8 @@ from frd.store.findings import FindingStore
 _STALE_AFTER_S: Final = 5.0
 
 
-class Published(Protocol):
-    """The part of the evaluator that HTTP uses; see `frd.service.findings.evaluator`."""
+class Live(Protocol):
+    """The part of `frd.service.cells.cells.Cells` that HTTP uses."""
 
     state: ServiceState
 
@@ -31,10 +31,6 @@ class Published(Protocol):
     async def dismiss(self, dismissal: Dismissal) -> Finding | None: ...
 
     async def mark(self, finding: Finding, mark: Mark) -> Finding: ...
-
-
-class DumpTaker(Protocol):
-    """See `frd.service.evidence.dumps`."""
 
     async def take(
         self, key: AttemptKey, ranks: Sequence[int] | None, *, stacks: bool, timeout_s: float
@@ -45,17 +41,16 @@ class DumpTaker(Protocol):
 class ServiceView:
     """`findings`, `finding`, the stores and `timelines` read the disk: use them in a thread."""
 
-    published: Published
+    live: Live
     store: FindingStore
     dumps: DumpStore
-    dumper: DumpTaker
     now: Callable[[], AlignedNs]
     timelines: Timelines
     silences: Silences
 
     @property
     def state(self) -> ServiceState:
-        return self.published.state
+        return self.live.state
 
     def not_ready(self) -> str | None:
         """The reason why the service cannot serve at present; None when it can.
@@ -95,13 +90,13 @@ class ServiceView:
         else:
             stored = self.store.query(state=state, job=job, kind=kind, until=until, limit=limit)
             kept_back = [
-                f for f in self.published.kept_back() if is_wanted(f) and state in (None, f.state)
+                f for f in self.live.kept_back() if is_wanted(f) and state in (None, f.state)
             ]
             found = {f.id: lasting.get(f.id, f) for f in (*stored, *kept_back)}
         return sorted(found.values(), key=lambda f: (-f.opened_at, f.id))[:limit]
 
     def finding(self, finding_id: str) -> Finding | None:
         """None for an unknown id. The store may not have the last change of an open finding."""
-        known = (*self.state.lasting_findings(), *self.published.kept_back())
+        known = (*self.state.lasting_findings(), *self.live.kept_back())
         live = next((f for f in known if f.id == finding_id), None)
         return live or self.store.get(finding_id)

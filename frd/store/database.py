@@ -151,7 +151,7 @@ class Database:
         try:
             yield
         except (sqlite3.Error, OSError, UnicodeDecodeError) as error:  # quoted damaged bytes
-            code = _code(error)
+            code = int(getattr(error, "sqlite_errorcode", 0)) & 0xFF  # without its details
             advice = _ADVICE.get(code, _OTHERWISE)
             if code not in _PASSING:
                 with self._write_lock, self._read_lock:
@@ -188,8 +188,3 @@ class Database:
 def _version(db: sqlite3.Connection) -> int:
     (version,) = db.execute("PRAGMA user_version").fetchone()
     return int(version)
-
-
-def _code(error: Exception) -> int:
-    """Of SQLite, without its details; 0 for another error."""
-    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF

@@ -71,7 +71,7 @@ class DumpStore:
                 elif _ID.fullmatch(path.name) and path.is_dir():
                     folders = sorted(inner.name for inner in path.iterdir() if inner.is_dir())
                     self._jobs[path.name] = next(iter(folders), "")
-                    self._sizes[path.name] = _tree_bytes(path)
+                    self._sizes[path.name] = sum(file.stat().st_size for file in _files(path))
         self._make_room(0)
 
     def bound(self, *, max_count: int, max_bytes: int) -> None:
@@ -254,10 +254,6 @@ def _tar_stream(root: Path) -> Iterator[bytes]:
 
 def _files(root: Path) -> list[Path]:
     return [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
-
-
-def _tree_bytes(root: Path) -> int:
-    return sum(path.stat().st_size for path in _files(root))
 
 
 def _failed(folder: Path, error: OSError) -> StoreError:

@@ -36,6 +36,7 @@ from frd.wire.columns import (
     read_columns,
 )
 from frd.wire.declarations import Declarations
+from frd.wire.encode import KINDS
 from frd.wire.fields import check_most, check_time, enum_member, parse, texts_of
 from frd.wire.memory import MemoryReader
 from frd.wire.messages import (
@@ -45,7 +46,6 @@ from frd.wire.messages import (
     PROTOCOLS,
     Ack,
     AgentEvent,
-    Declare,
     Goodbye,
     Hello,
     Part,
@@ -55,7 +55,6 @@ from frd.wire.messages import (
     ResponsePart,
     Resync,
     ServiceEvent,
-    Statuses,
     Watermarks,
     Welcome,
 )
@@ -98,9 +97,6 @@ class Decoder:
         if kind == "hello":
             raise WireError("hello", "order", "came again: open a new stream instead")
         return _KINDS[kind](self, getattr(message, kind))
-
-    def _declare(self, m: pb.Declare) -> Declare:
-        return self._known.declare(m)
 
     def _entries(self, m: pb.EntryBatch) -> EntryColumns:
         attempt = self._known.ranks.attempt_of("entries.rank_index", m.rank_index)
@@ -160,9 +156,6 @@ class Decoder:
         self._known.check_world("channels.peer", int(columns.peer.max(initial=-1)), attempt)
         return columns
 
-    def _statuses(self, m: pb.StatusBatch) -> Statuses:
-        return statuses(m, self._known.ranks)
-
     def _response(self, m: pb.ResponsePart) -> ResponsePart:
         self._known.ranks.attempt_of("response.rank_index", m.rank_index)
         if (size := len(m.data)) > MAX_PART_BYTES:
@@ -177,20 +170,17 @@ class Decoder:
             **texts_of("response", m, "source", "error"),
         )
 
-    def _goodbye(self, m: pb.Goodbye) -> Goodbye:
-        return Goodbye(**texts_of("goodbye", m, "reason"))
-
 
 _KINDS: Final[dict[str, Callable[[Decoder, Any], AgentEvent]]] = {
     "entries": Decoder._entries,
     "watermarks": Decoder._watermarks,
     "channels": Decoder._channels,
-    "statuses": Decoder._statuses,
+    "statuses": lambda decoder, m: statuses(m, decoder._known.ranks),
     "memory": lambda decoder, m: decoder._memory.batch(m),
     "memory_events": lambda decoder, m: decoder._memory.events(m),
     "response": Decoder._response,
-    "declare": Decoder._declare,
-    "goodbye": Decoder._goodbye,
+    "declare": lambda decoder, m: decoder._known.declare(m),
+    "goodbye": lambda _, m: Goodbye(**texts_of("goodbye", m, "reason")),
 }
 
 
@@ -217,13 +207,7 @@ def _hello(m: pb.Hello) -> Hello:
     )
 
 
-_SERVICE_KINDS: Final[dict[str, type[Welcome | Resync | Request | Refusal | Redirect]]] = {
-    "welcome": Welcome,
-    "resync": Resync,
-    "request": Request,
-    "refusal": Refusal,
-    "redirect": Redirect,
-}
+_SERVICE_KINDS: Final = {KINDS[of]: of for of in (Welcome, Resync, Request, Refusal, Redirect)}
 
 
 def decode_service(data: bytes) -> ServiceEvent:

@@ -55,7 +55,7 @@ from frd.wire.messages import (
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_KINDS: Final[dict[type, str]] = {
+KINDS: Final[dict[type, str]] = {
     Hello: "hello",
     Declare: "declare",
     Statuses: "statuses",
@@ -91,7 +91,7 @@ def encode_agent(event: AgentEvent) -> bytes:
             for columns in (SERIES_COLUMNS, SAMPLE_TIMES, SAMPLE_VALUES):
                 write_columns(m.memory, columns, event)
         case _:
-            m = pb.AgentMessage(**{_KINDS[type(event)]: _fields(event)})
+            m = pb.AgentMessage(**{KINDS[type(event)]: _fields(event)})
     return m.SerializeToString()
 
 
@@ -102,7 +102,7 @@ def encode_service(event: ServiceEvent) -> bytes:
         revisions = np.fromiter(event.revisions.values(), "<u8")
         ack = pb.Ack(rank=ranks.tobytes(), revision=revisions.tobytes())
         return pb.ServiceMessage(ack=ack).SerializeToString()
-    return pb.ServiceMessage(**{_KINDS[type(event)]: _fields(event)}).SerializeToString()
+    return pb.ServiceMessage(**{KINDS[type(event)]: _fields(event)}).SerializeToString()
 
 
 def _watermarks(m: pb.WatermarkBatch, event: Watermarks) -> None:

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from frd.cluster.findings import FindingStore
+from frd.cluster.cluster import FindingStore
 from frd.cluster.log import Bundle, FencedLog
 from frd.cluster.registry import Registry
 from tests.world.fake_cluster import (

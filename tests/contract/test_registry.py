@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from frd.cluster.findings import StoredFinding
+from frd.cluster.cluster import StoredFinding
 from frd.cluster.registry import Conflict
 from tests.contract.conftest import World
 from tests.world.nats_clients import nats_client, options_for

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from frd.cli.commands.demo.scripted_rank import ScriptedRank
 from frd.flight.decode import parse
 from frd.flight.entry import Dump, Entry
 from frd.flight.write import write_pickle
@@ -23,6 +22,7 @@ from frd_agent.node_time import raw_now
 from frd_agent.uplink.node_clock import BURST
 from tests.world.collector import Collector, agent, serving
 from tests.world.daemons import async_until, exec_command, fetch, free_address, free_port, running
+from tests.world.played_rank import PlayedRank
 from tests.world.puppets import everywhere, puppets
 
 ROOT = Path(__file__).parents[2]
@@ -116,7 +116,7 @@ async def test_where_ranks_are_at_rest(tmp_path: Path) -> None:
 
 async def test_a_restarted_service_hears_of_what_is_open(tmp_path: Path) -> None:
     """A service acknowledged all rows and is gone: the next one gets those of open collectives."""
-    rank = ScriptedRank(tmp_path)
+    rank = PlayedRank(tmp_path)
     for _ in range(5):
         rank.enter()
         rank.leave()
@@ -137,7 +137,7 @@ async def test_a_restarted_service_hears_of_what_is_open(tmp_path: Path) -> None
 
 async def test_a_restarted_agent_is_another_session(tmp_path: Path) -> None:
     """The agent is killed: its successor counts from 1 again, in another session."""
-    rank = ScriptedRank(tmp_path)
+    rank = PlayedRank(tmp_path)
     rank.enter()
     rank.leave()
     rank.publish()
@@ -194,7 +194,7 @@ async def test_a_frozen_rank_is_silent_and_comes_back(tmp_path: Path) -> None:
 
 async def test_rows_that_are_refused_for_ever_are_dropped(tmp_path: Path) -> None:
     """A service refuses the same rows twice: they are dropped and counted, and the rest goes on."""
-    rank = ScriptedRank(tmp_path)
+    rank = PlayedRank(tmp_path)
     rank.enter()
     rank.leave()
     rank.publish()
@@ -218,7 +218,7 @@ async def test_where_other_machines_can_scrape_an_agent(tmp_path: Path) -> None:
     """It says so with its node's name if it listens on all addresses; the second agent, for which
     the port is taken, says nothing."""
     _, _, port = free_address().rpartition(":")
-    ranks = [ScriptedRank(tmp_path / name) for name in ("a", "b")]
+    ranks = [PlayedRank(tmp_path / name) for name in ("a", "b")]
     service, flags = Collector(), ("--metrics", f"0.0.0.0:{port}")
     async with serving(service), agent(tmp_path / "a", service.address, *flags):
         ranks[0].publish()

@@ -22,12 +22,12 @@ from uuid import UUID
 import pytest
 
 from frd.cli.commands.demo.scenarios import SCENARIOS
-from frd.cli.commands.demo.scripted_rank import ScriptedRank
 from tests.world import nvml
 from tests.world.apart import ApartRank
 from tests.world.daemons import Stage, agent_command, free_address, running, until
 from tests.world.fleet import fleet
 from tests.world.nvml import GIB, Driver, uuid
+from tests.world.played_rank import PlayedRank
 from tests.world.prometheus import ROOT, Prometheus
 
 pytestmark = [
@@ -76,7 +76,7 @@ def substituted(expression: str) -> str:
 
 
 @contextmanager
-def playing(job: Sequence[ScriptedRank], turn: Callable[[], None]) -> Iterator[None]:
+def playing(job: Sequence[PlayedRank], turn: Callable[[], None]) -> Iterator[None]:
     """A thread calls `turn` ten times a second, in which the ranks of `job` act."""
     over = threading.Event()
 
@@ -95,7 +95,7 @@ def playing(job: Sequence[ScriptedRank], turn: Callable[[], None]) -> Iterator[N
             rank.close()
 
 
-def leave(rank: ScriptedRank) -> None:
+def leave(rank: PlayedRank) -> None:
     rank.leave()
     rank.entries[-1]["time_discovered_completed_ns"] = time.time_ns()
 
@@ -103,7 +103,7 @@ def leave(rank: ScriptedRank) -> None:
 def hanging_ranks(run_dir: Path) -> AbstractContextManager[None]:
     """They complete ten collectives a second for four seconds; then one joins no more. The first is
     this process, which the driver sees on a GPU."""
-    job = [ScriptedRank(run_dir, 0, RANKS, job=JOB)]
+    job = [PlayedRank(run_dir, 0, RANKS, job=JOB)]
     job += [ApartRank(run_dir, rank, RANKS, job=JOB) for rank in range(1, RANKS)]
     job[0].identity["devices"] = [GPU]
     job[0].publish_identity()

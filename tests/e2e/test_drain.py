@@ -11,7 +11,6 @@ from subprocess import Popen
 
 import pytest
 
-from frd.cli.commands.demo.scripted_rank import ScriptedRank
 from frd.model import AlignedNs, AttemptKey, FindingState
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
@@ -21,6 +20,7 @@ from frd.wire.messages import Part
 from tests.world import streams
 from tests.world.collector import Collector, agent, serving
 from tests.world.daemons import agent_command, async_until, end, freeze, running, until
+from tests.world.played_rank import PlayedRank
 from tests.world.streams import Peer, Service, peer
 
 WITHIN_S = 10
@@ -86,7 +86,7 @@ def test_a_service_ends_under_load(tmp_path: Path) -> None:
 
 async def test_an_agent_sends_the_rest_first(tmp_path: Path) -> None:
     """SIGTERM comes with the first rows: the service gets all rows, then the goodbye."""
-    rank = ScriptedRank(tmp_path)
+    rank = PlayedRank(tmp_path)
     for _ in range(50):
         rank.enter()
         rank.leave()
@@ -110,7 +110,7 @@ def test_an_agent_does_not_wait_for_ever(
 ) -> None:
     """The service stopped reading, or is gone: SIGTERM ends the agent with exit code 0."""
     run_dir = tmp_path / "run"
-    rank = ScriptedRank(run_dir)
+    rank = PlayedRank(run_dir)
     rank.publish()
     with (
         streams.serving(tmp_path / "data", "--stall-after", "1") as service,

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from frd.cli.commands.demo.scripted_rank import ScriptedRank
 from frd.model import EntryColumns
 from frd.wire.messages import Goodbye, Request, ResponsePart
 from tests.world import replicas, streams
@@ -23,6 +22,7 @@ from tests.world.daemons import (
     running,
     until,
 )
+from tests.world.played_rank import PlayedRank
 from tests.world.replicas import Replica
 
 pytestmark = pytest.mark.timeout(100)
@@ -30,10 +30,10 @@ JOBS = ("one", "two")
 
 
 @pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[dict[str, ScriptedRank]]:
+def ranks(tmp_path: Path) -> Iterator[dict[str, PlayedRank]]:
     """A rank of each job in one run directory, with a collective that is done and an open one."""
     with ExitStack() as stack:
-        made: dict[str, ScriptedRank] = {}
+        made: dict[str, PlayedRank] = {}
         for job in JOBS:
             rank = made[job] = ApartRank(tmp_path / "run", job=job)
             stack.enter_context(closing(rank))
@@ -44,7 +44,7 @@ def ranks(tmp_path: Path) -> Iterator[dict[str, ScriptedRank]]:
         yield made
 
 
-def test_one_service_for_both_jobs(tmp_path: Path, ranks: dict[str, ScriptedRank]) -> None:
+def test_one_service_for_both_jobs(tmp_path: Path, ranks: dict[str, PlayedRank]) -> None:
     """Both streams come to one service: it sees one agent, synchronizes its clock for both jobs,
     and refuses none of its pings."""
     metrics = free_address()
@@ -68,7 +68,7 @@ def test_one_service_for_both_jobs(tmp_path: Path, ranks: dict[str, ScriptedRank
             assert service.get("/api/v1/findings")["watching"]["agents"] == 1
 
 
-async def test_a_replica_for_each_job(tmp_path: Path, ranks: dict[str, ScriptedRank]) -> None:
+async def test_a_replica_for_each_job(tmp_path: Path, ranks: dict[str, PlayedRank]) -> None:
     """Either replica redirects the job of the other: each gets its own job's rows, a request is
     answered on the stream where it came, and SIGTERM says goodbye to both."""
     first, second = Replica(), Replica()

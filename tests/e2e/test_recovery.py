@@ -71,9 +71,7 @@ def test_a_job_that_died_by_itself_has_failed() -> None:
         assert line["failure"]["exit"]["where"].startswith("endings.py:")
         assert metric(client.address, 'frd_job_failed{job="typo"}') == 1
         assert findings(client) == []
-        assert stage.agent is not None
-        assert stage.service is not None
-        for process in (stage.agent, stage.service):
+        for process in (stage.process("agent"), stage.process("service")):
             process.kill()
             process.wait()
         after = Client(stage.start_service().http)

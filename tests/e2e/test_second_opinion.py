@@ -18,9 +18,9 @@ pytestmark = pytest.mark.timeout(120)
 RANK = """
 import sys, time
 from pathlib import Path
-from frd.cli.commands.demo.scripted_rank import ScriptedRank
+from tests.world.played_rank import PlayedRank
 
-rank = ScriptedRank(Path(sys.argv[1]), int(sys.argv[2]), 4)
+rank = PlayedRank(Path(sys.argv[1]), int(sys.argv[2]), 4)
 rank.identity["backends"] = ["nccl"]
 rank.publish_identity()
 for _ in range(19):

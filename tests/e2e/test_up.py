@@ -63,6 +63,15 @@ def test_it_serves_until_sigterm(tmp_path: Path) -> None:
         assert all(gone(pid) for pid in pids.values())
 
 
+def test_it_outlives_a_terminal_under_nohup(tmp_path: Path) -> None:
+    """A signal that nohup has the command ignore stays ignored, by all three."""
+    with running(["nohup", *up_command(tmp_path, "--json")], stderr=subprocess.PIPE) as process:
+        first_line(process)
+        for pid in (process.pid, *children(process.pid).values()):
+            (mask,) = re.findall(r"SigIgn:\s+([0-9a-f]+)", Path(f"/proc/{pid}/status").read_text())
+            assert int(mask, 16) & 1 << signal.SIGHUP - 1
+
+
 def test_a_person_sees_first_what_to_open_in_a_browser(tmp_path: Path) -> None:
     """The address of the page, then the commands. With --no-web the service has no page, and no
     address of one is shown."""

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from typing import Any
 
-from frd.cli.commands.demo.scripted_rank import ScriptedRank
 from frd_agent.proc import read_stat
+from tests.world.played_rank import PlayedRank
 
 _LISTEN = """\
 import os, socket, sys
@@ -19,7 +19,7 @@ os._exit(0)
 """
 
 
-class ApartRank(ScriptedRank):
+class ApartRank(PlayedRank):
     """The process does nothing but to listen: the kernel shows it to an agent that connects, and
     this process answers."""
 

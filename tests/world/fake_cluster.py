@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
-from frd.cluster.findings import StoredFinding
+from frd.cluster.cluster import StoredFinding
 from frd.cluster.log import MAX_BUNDLE_BYTES, Bounds, Bundle, Fenced, LogLost, LogUnavailable
 from frd.cluster.registry import Conflict, Entry, RegistryUnavailable
 
@@ -291,7 +291,7 @@ class FakeRegistry:
 
 
 class FakeFindings:
-    """Implements `frd.cluster.findings.FindingStore`; keys are ``<nn>.<id>``."""
+    """Implements `frd.cluster.cluster.FindingStore`; keys are ``<nn>.<id>``."""
 
     def __init__(self, keys: FakeKeys, faults: Faults) -> None:
         self._keys = keys

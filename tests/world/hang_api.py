@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from frd.service.pace import Pace
 from frd.service.state import ServiceState
 from tests.world.http_api import Client, Service
 from tests.world.job import Job, hanging
@@ -31,7 +30,7 @@ class HangApi(Client):
             node_view(f"node{n}", {job.key: (2 * n, 2 * n + 1)}, reporting=n == 0) for n in range(2)
         ]
         view = job.engine.status_view(job.now)
-        paces = {job.key: Pace((None, 2.0))}
+        paces = {job.key: (None, 2.0)}
         self.service.state = ServiceState(view, nodes, evaluated_at=NOW, paces=paces)
 
 

@@ -28,8 +28,8 @@ from frd.model import (
 )
 from frd.service.findings.people import Mark, People
 from frd.service.findings.silences import LocalKeys, Silences
-from frd.service.http.guard import HttpGuard
 from frd.service.http.routes import WebOptions, create_app
+from frd.service.http.web.session import HttpGuard
 from frd.service.journal.payloads import Dismissal
 from frd.service.state import DumpResult, ServiceState
 from frd.service.timelines.timelines import Timelines
@@ -108,7 +108,7 @@ class Service:
         timelines = Timelines(self.timelines, lambda: self.state, lambda: self.now)
         self.silences = Silences(LocalKeys(self.store))
         self._people = People(self.silences)
-        of_stores = self.store, self.dumps, self
+        of_stores = self.store, self.dumps
         self.view = ServiceView(self, *of_stores, lambda: self.now, timelines, self.silences)
 
     def close(self) -> None:

@@ -25,10 +25,10 @@ from frd.config import TlsFiles
 from frd.model import Change, Finding, FindingEvent
 from frd.service.access.certificates import Certificates
 from frd.service.access.grants import Tokens
-from frd.service.http.guard import HttpGuard
 from frd.service.http.peers.client import PeerClient
 from frd.service.http.peers.peers import Peers
 from frd.service.http.routes import WebOptions, create_app
+from frd.service.http.web.session import HttpGuard
 from frd.service.servers import HttpServer
 from frd.service.state import CellState, ClusterState
 from tests.world.http_api import Service, job_view

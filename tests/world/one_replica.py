@@ -14,11 +14,11 @@ from frd.cluster.lease import ClusterView, Owner, Replica
 from frd.config import Config
 from frd.engine.matching.learned_pauses import JobPauses
 from frd.model import Finding, FindingEvent, NodeNs, NodeRawNs
-from frd.service.cells.archive import LocalArchive, Opened
+from frd.service.cells.alone import LocalArchive
 from frd.service.cells.cell import Common
 from frd.service.cells.cells import Cells
 from frd.service.cells.homes import ReplicaHomes
-from frd.service.cells.owner import CellOwner
+from frd.service.cells.owner import CellOwner, Opened
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.real_time import RealTime
 from frd.service.journal.appending import Appender

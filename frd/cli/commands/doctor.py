@@ -23,6 +23,8 @@ from frd_agent import tap
 from frd_agent.launch import agent_checks, checks
 from frd_agent.launch.checks import Check, State
 
+_HEARS: Final = "service hears the agent"
+_ADVICE: Final = "check the agent's --service and its log"
 _MAX_JOBS: Final = 50
 """Running jobs of a cluster that are searched for this node."""
 
@@ -77,27 +79,27 @@ def _service(client: Client, node: str) -> Iterator[Check]:
     """`node`: name of the node of the agent that watches here; empty without an agent."""
     try:
         listed = client.get("/api/v1/jobs")
-        watching = listed["watching"]
+        watching, is_cluster = listed["watching"], "incomplete" in listed
         metrics = _samples(client.text("/metrics"))
-        is_cluster = "incomplete" in listed
-        known = _node_of(client, listed["jobs"], node) if is_cluster and node else None
+        known: Mapping[str, Any] | None = None
+        if node and is_cluster:
+            known = _node_of(client, listed["jobs"], node)
+        elif watching["agents"] and ("frd_clock_steps_total", node) in metrics:
+            known = {"clock_uncertainty_s": metrics.get(("frd_clock_uncertainty_seconds", node))}
     except (FrdError, KeyError, TypeError, ValueError) as error:
         yield Check("service, HTTP", State.FAILED, str(error).removeprefix("service: "))
         return
     versions = [label for name, label in metrics if name == "frd_build_info"]
     yield _version(client, versions[0] if versions else "unknown")
-    if node and is_cluster:
-        yield from _replicated(client, node, known)
-    elif node and not (watching["agents"] and ("frd_clock_steps_total", node) in metrics):
-        yield Check(
-            "service hears the agent",
-            State.FAILED,
-            f"{node}: no agent of this node is connected to {client.address}: check the agent's "
-            "--service and its log",
-        )
+    if node and known is not None:
+        yield Check(_HEARS, State.OK, f"{node} is connected")
+        yield _clock(node, known["clock_uncertainty_s"])
+    elif node and is_cluster:  # the agent may be connected to any replica; its jobs say to which
+        why = f"no running job of the cluster of {client.address} has ranks there: start the job"
+        yield Check(_HEARS, State.WARNING, f"{node}: {why}, or {_ADVICE}")
     elif node:
-        yield Check("service hears the agent", State.OK, f"{node} is connected")
-        yield _clock(node, metrics.get(("frd_clock_uncertainty_seconds", node)))
+        why = f"no agent of this node is connected to {client.address}"
+        yield Check(_HEARS, State.FAILED, f"{node}: {why}: {_ADVICE}")
     for text in watching["blind"]:
         yield Check("blind", State.WARNING, text)
 
@@ -109,23 +111,8 @@ def _node_of(
     for line in [one for one in lines if not one["ended"]][:_MAX_JOBS]:
         for known in client.get(job_path(line["job"]))["nodes"]:
             if known["node"] == node and known["connected"]:
-                found: Mapping[str, Any] = known
-                return found
+                return dict(known)
     return None
-
-
-def _replicated(client: Client, node: str, known: Mapping[str, Any] | None) -> Iterator[Check]:
-    """The agent may be connected to any replica; its jobs say to which."""
-    if known is not None:
-        yield Check("service hears the agent", State.OK, f"{node} is connected")
-        yield _clock(node, known["clock_uncertainty_s"])
-        return
-    yield Check(
-        "service hears the agent",
-        State.WARNING,
-        f"{node}: no running job of the cluster of {client.address} has ranks there: start the "
-        "job, or check the agent's --service and its log",
-    )
 
 
 def _samples(metrics: str) -> Mapping[tuple[str, str], float]:

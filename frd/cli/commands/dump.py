@@ -9,7 +9,7 @@ import shlex
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -22,6 +22,7 @@ from frd.cli.commands.findings.one import find
 from frd.cli.completion import finding_ids, job_names
 from frd.cli.options import PATH, ranks_option, service_options
 from frd.cli.screens.watching import incomplete_text, silent_replicas
+from frd.engine.findings.text import ranks as ranks_text
 from frd.errors import FrdError, UnknownThing
 from frd.forms import fold_ranks
 from frd.store.new_path import check_new, new_path
@@ -185,18 +186,12 @@ def _report(folder: Path) -> int:
         raise FrdError(f"dump: {path}: cannot be read: the folder is incomplete") from None
     answered: Sequence[int] = summary["answered"]
     failed: Mapping[str, str] = summary["failed"]
-    click.echo(f"{folder}: dumps of {_count(answered)}")
+    click.echo(f"{folder}: dumps of {ranks_text(answered) if answered else 'no rank'}")
     by_reason: dict[str, list[int]] = {}
     for rank, reason in failed.items():
         by_reason.setdefault(reason, []).append(int(rank))
     for reason, ranks in sorted(by_reason.items(), key=lambda item: item[1]):
-        click.echo(f"no answer from {_count(ranks)}: {plain(reason)}")
+        click.echo(f"no answer from {ranks_text(ranks)}: {plain(reason)}")
     if answered:
         click.echo(f"next: frd analyze {shlex.quote(str(folder))}")
     return 0 if answered else FAILED
-
-
-def _count(ranks: Iterable[int]) -> str:
-    sorted_ranks = sorted(ranks)
-    noun = "rank" if len(sorted_ranks) == 1 else "ranks"
-    return f"{noun} {fold_ranks(sorted_ranks)}" if sorted_ranks else "no rank"

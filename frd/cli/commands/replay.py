@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,6 @@ from frd.errors import ClusterError, ConfigError
 from frd.forms import finding_json, utc_ns, utc_text
 from frd.service.journal.replay import Replayed, replay
 from frd.store.journal import read
-from frd.store.records import Record
 from frd.usage import examples, plain
 
 
@@ -50,7 +49,7 @@ from frd.usage import examples, plain
     help="With --config: which cell.  [default: that of --job]",
 )
 @click.option("--job", metavar="J", help="Only findings of this job.")
-@since_option
+@since_option("Findings that were open")
 @json_option
 def command(
     journal: Path | None,
@@ -74,13 +73,14 @@ def command(
     if journal is not None:
         if config is not None or cell is not None:
             raise click.UsageError("--config and --cell are for a log, without a JOURNAL")
-        with progress("replaying (MiB)") as step:
-            megabytes = partial(_show_megabytes, step)
-            whole = replay(read(journal, warnings.append, megabytes), warnings.append)
+        with progress("replaying (MiB)", unit=1 << 20) as step:
+            whole = replay(read(journal, warnings.append, step), warnings.append)
     else:
         opened = _log_of_a_cell(config, cell, job)
+        from frd.service.journal.reading import read_all
+
         with progress("replaying (bundles)") as step:
-            whole = replay(_read_all(opened, warnings.append, step), warnings.append)
+            whole = replay(read_all(opened, warnings.append, step), warnings.append)
     if job is not None and job not in whole.jobs:
         raise unknown_job(job, whole.jobs, "this journal")
     replayed = replace(
@@ -97,10 +97,6 @@ def command(
     else:
         _show(replayed, warnings)
     return FINDINGS_PRESENT if replayed.findings else 0
-
-
-def _show_megabytes(step: Callable[[int, int], None], done: int, total: int) -> None:
-    step(done >> 20, total >> 20)
 
 
 def _log_of_a_cell(
@@ -124,16 +120,6 @@ def _log_of_a_cell(
     except ModuleNotFoundError as error:
         raise ClusterError(missing(error.name)) from None
     return partial(reading, cluster, cell_of(job or "") if cell is None else cell)
-
-
-def _read_all(
-    opened: Callable[[], AbstractAsyncContextManager[FencedLog]],
-    warn: Callable[[str], None],
-    step: Callable[[int, int], None],
-) -> Iterator[Record]:
-    from frd.service.journal.reading import read_all
-
-    return read_all(opened, warn, step)
 
 
 def _show(replayed: Replayed, warnings: Sequence[str]) -> None:

@@ -16,11 +16,12 @@ from frd.cli.client import Client, job_path, unknown_job
 from frd.cli.completion import job_names
 from frd.cli.options import console, output_option, print_json, ranks_option, service_options
 from frd.cli.screens import live
-from frd.cli.screens.cluster_table import cluster_lines, cluster_table
 from frd.cli.screens.finding_panel import close_text
 from frd.cli.screens.job_tables import (
     MAX_ROWS,
     clocks_table,
+    cluster_lines,
+    cluster_table,
     groups_table,
     memory_table,
     nodes_table,

@@ -6,13 +6,12 @@ reaches all three. When one of them ends, this command ends the other.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import functools
 import json
 import shlex
-import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,14 @@ from rich.text import Text
 from frd.cli.client import Client
 from frd.cli.options import DEFAULT_HTTP, PATH, console, serve_flags, serve_options
 from frd.cli.screens.watching import watching_text
+from frd.cli.signals import ended_by_signals, first_line
 from frd.config import Config, own_url, public_url
 from frd.config import load as load_config
 from frd.errors import FrdError, ServiceUnavailable
 from frd.usage import FAILED, USAGE, examples
 
 _ASK_S = 2.0
+_LOOK_EVERY_S = 0.2
 _READY_WITHIN_S = 30.0
 _STOP_WITHIN_S = 10.0
 
@@ -57,7 +58,7 @@ def command(
     effective = load_config(config, serve_flags(**serve))  # a mistake in it is wrong usage
     _refuse_a_second(effective)
     show = functools.partial(_print_addresses, effective, run_dir, as_json)
-    return asyncio.run(_up(_words({"config": config, **serve}), _words(watch), show))
+    return _up(_words({"config": config, **serve}), _words(watch), show)
 
 
 def _words(options: Mapping[str, object]) -> list[str]:
@@ -70,35 +71,27 @@ def _words(options: Mapping[str, object]) -> list[str]:
     return words
 
 
-async def _up(
-    serve: Sequence[str], watch: Sequence[str], show: Callable[[dict[str, str]], None]
-) -> int:
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    running: dict[str, asyncio.subprocess.Process] = {}
+@ended_by_signals()
+def _up(serve: Sequence[str], watch: Sequence[str], show: Callable[[dict[str, str]], None]) -> int:
+    running: dict[str, subprocess.Popen[bytes]] = {}
     try:
-        service = running["service"] = await _start("frd", "serve", *serve)
-        assert service.stdout is not None
-        try:
-            line = await asyncio.wait_for(service.stdout.readline(), _READY_WITHIN_S)
-        except TimeoutError:
-            line = b""
-        if not line:
+        service = running["service"] = _start("frd", "serve", *serve)
+        if not (line := first_line(service, _READY_WITHIN_S)):
             raise ServiceUnavailable("up: the service did not start: see its lines above")
         where = json.loads(line)
-        running["agent"] = await _start("frd_agent", "run", "--service", where["grpc"], *watch)
+        running["agent"] = _start("frd_agent", "run", "--service", where["grpc"], *watch)
         show(where)
-        return await _until_one_ends(running, stopped)
+        return _until_one_ends(running)
+    except KeyboardInterrupt:
+        return 0
     finally:
-        await _stop(running)
+        _stop(running)
 
 
-async def _start(module: str, *words: str) -> asyncio.subprocess.Process:
-    stdout = asyncio.subprocess.PIPE if module == "frd" else asyncio.subprocess.DEVNULL
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, *words, stdin=asyncio.subprocess.DEVNULL, stdout=stdout
-    )
+def _start(module: str, *words: str) -> subprocess.Popen[bytes]:
+    stdout = subprocess.PIPE if module == "frd" else subprocess.DEVNULL
+    command = [sys.executable, "-m", module, *words]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout)
 
 
 def _refuse_a_second(config: Config) -> None:
@@ -139,32 +132,21 @@ def _print_addresses(
     )
 
 
-async def _until_one_ends(
-    running: dict[str, asyncio.subprocess.Process], stopped: asyncio.Event
-) -> int:
-    ends = [asyncio.create_task(process.wait()) for process in running.values()]
-    signalled = asyncio.create_task(stopped.wait())
-    await asyncio.wait([signalled, *ends], return_when=asyncio.FIRST_COMPLETED)
-    # Ctrl-C reaches all three processes, in any order.
-    await asyncio.wait([signalled], timeout=0.2)
-    if stopped.is_set():
-        return 0
-    name = next(name for name, process in running.items() if process.returncode is not None)
-    code = running[name].returncode
-    click.echo(f"frd: error: up: the {name} ended with {code}: see its lines above", err=True)
+def _until_one_ends(running: Mapping[str, subprocess.Popen[bytes]]) -> int:
+    while not (ended := [name for name, one in running.items() if one.poll() is not None]):
+        time.sleep(_LOOK_EVERY_S)
+    time.sleep(_LOOK_EVERY_S)  # Ctrl-C reaches all three processes, in any order
+    code = running[ended[0]].returncode
+    click.echo(f"frd: error: up: the {ended[0]} ended with {code}: see its lines above", err=True)
     return USAGE if code == USAGE else FAILED
 
 
-async def _stop(running: dict[str, asyncio.subprocess.Process]) -> None:
+def _stop(running: dict[str, subprocess.Popen[bytes]]) -> None:
     """The agent first, so that the service still gets its last messages."""
-    for name in ("agent", "service"):
-        process = running.get(name)
-        if process is None or process.returncode is not None:
-            continue
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
+    for process in reversed(running.values()):
+        process.terminate()
         try:
-            await asyncio.wait_for(process.wait(), _STOP_WITHIN_S)
-        except TimeoutError:
+            process.wait(_STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
             process.kill()
-            await process.wait()
+            process.wait()

@@ -7,7 +7,7 @@ markup, and control characters are escaped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from math import inf
 from shutil import get_terminal_size
@@ -46,12 +46,16 @@ def finding_panel(
         *([Text(people, style="italic")] if (people := _people(finding, whole)) else ()),
         *_do_now(finding, is_live),
     ]
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column(overflow="fold")
-    for label, value in _facts(finding, whole):
-        facts.add_row(label, value)
-    return Group(*top, Text(), facts, Text())
+    return Group(*top, Text(), facts_table(_facts(finding, whole)), Text())
+
+
+def facts_table(facts: Iterable[tuple[str, RenderableType]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in facts:
+        table.add_row(label, value)
+    return table
 
 
 def _do_now(finding: Mapping[str, Any], is_live: bool) -> Iterator[Text]:

@@ -12,7 +12,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from frd.cli.screens.verdict import facts_table, period_text, warning_facts
+from frd.cli.screens.finding_panel import facts_table
+from frd.cli.screens.verdict import period_text, warning_facts
 from frd.forms import bytes_text, clock_text, duration_text, span_text
 from frd.offline.io.analysis import IoAnalysis, RankIo
 from frd.offline.io.identity import GUESS

@@ -11,8 +11,9 @@ from pathlib import Path
 from rich.console import RenderableType
 from rich.text import Text
 
-from frd.cli.screens.finding_panel import ranks_text
-from frd.cli.screens.verdict import facts_table, findings_parts, period_text, warning_facts
+from frd.cli.screens.finding_panel import facts_table, ranks_text
+from frd.cli.screens.verdict import findings_parts, period_text, warning_facts
+from frd.cli.screens.watching import counted
 from frd.engine.memory.text import size
 from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank
 from frd.offline.memory.notes import before_text
@@ -50,7 +51,7 @@ def _facts(analysis: MemoryAnalysis, files: Sequence[Path]) -> Iterator[tuple[st
             what = f"{name}ranks without samples: {ranks_text(job.missing_ranks)}"
             yield "not known", Text(plain(what), style="yellow")
     if (more := len(analysis.jobs) - MAX_JOBS) > 0:
-        yield "", Text(f"… {_count(more, 'more job')}: --json has all of them", style="dim")
+        yield "", Text(f"… {counted(more, 'more job')}: --json has all of them", style="dim")
     yield from _rises(analysis)
     yield from _phases(analysis)
     yield "clocks", Text(plain(analysis.clock_source))
@@ -68,7 +69,7 @@ def _rises(analysis: MemoryAnalysis) -> Iterator[tuple[str, Text]]:
         style = "red" if rise.alarming else ""
         yield "rises" if number == 0 else "", Text(plain(f"{name}{rise.text}{sure}"), style=style)
     if (more := len(analysis.rises) - MAX_RISES) > 0:
-        yield "", Text(f"… {_count(more, 'more rise')}: --json has all of them", style="dim")
+        yield "", Text(f"… {counted(more, 'more rise')}: --json has all of them", style="dim")
 
 
 def _phases(analysis: MemoryAnalysis) -> Iterator[tuple[str, Text]]:
@@ -81,22 +82,18 @@ def _phases(analysis: MemoryAnalysis) -> Iterator[tuple[str, Text]]:
         path = " / ".join(gain.path) or "outside of phases"
         sign = "+" if gain.bytes_gained >= 0 else ""
         most = f", most on rank {gain.most_rank}" if gain.ranks > 1 and gain.most_bytes else ""
-        gained = f"{sign}{size(gain.bytes_gained)} on {_count(gain.ranks, 'rank')}"
+        gained = f"{sign}{size(gain.bytes_gained)} on {counted(gain.ranks, 'rank')}"
         line = f"{name}{path}: {gained}{most}"
         yield "phases" if number == 0 else "", Text(plain(line))
     if (more := len(shown) - MAX_PHASES) > 0:
-        yield "", Text(f"… {_count(more, 'more phase')}: --json has all of them", style="dim")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+        yield "", Text(f"… {counted(more, 'more phase')}: --json has all of them", style="dim")
 
 
 def _samples(job: MemoryJob) -> str:
     world = len(job.ranks) + len(job.missing_ranks)
     count = sum(usage.samples for usage in job.ranks.values())
-    of_world = f"{len(job.ranks)} of {_count(world, 'rank')}"
-    return f"{of_world} on {_count(len(job.hosts), 'host')}, {_count(count, 'sample')}"
+    of_world = f"{len(job.ranks)} of {counted(world, 'rank')}"
+    return f"{of_world} on {counted(len(job.hosts), 'host')}, {counted(count, 'sample')}"
 
 
 def _memory(analysis: MemoryAnalysis, job: MemoryJob) -> Iterator[str]:
@@ -111,7 +108,7 @@ def _memory(analysis: MemoryAnalysis, job: MemoryJob) -> Iterator[str]:
         what = _WHAT.get(usage.what, "")
         yield f"rank {rank}: {what}{moved}, at most {size(usage.peak_bytes)}{capacity}"
     if (more := len(order) - MAX_RANKS) > 0:
-        yield f"… {_count(more, 'rank')} used no more: --json has all of them"
+        yield f"… {counted(more, 'rank')} used no more: --json has all of them"
 
 
 _WHAT = {"allocator": "torch's allocator ", "host": "host memory "}

@@ -7,16 +7,15 @@ further. Draws an `Analysis` and concludes nothing.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from frd.cli.screens.finding_panel import finding_panel, ranks_text
+from frd.cli.screens.finding_panel import facts_table, finding_panel, ranks_text
 from frd.engine.findings.text import ranks
 from frd.forms import finding_json, fold_ranks
 from frd.model import Finding, Kind
@@ -50,15 +49,6 @@ def findings_parts(
         yield finding_panel(finding_json(finding))
     if (more := len(findings) - MAX_FINDINGS) > 0:
         yield Text(f"… {more} more findings: --json has all of them", style="dim")
-
-
-def facts_table(facts: Iterable[tuple[str, Text]]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for label, text in facts:
-        table.add_row(label, text)
-    return table
 
 
 def warning_facts(warnings: Sequence[str], here: str) -> Iterator[tuple[str, Text]]:

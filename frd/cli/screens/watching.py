@@ -45,7 +45,7 @@ def watching_text(watching: Mapping[str, Any]) -> str:
 
     A connected agent without ranks has nothing to report, so its silence means nothing.
     """
-    counts = ", ".join(_count(watching[f"{noun}s"], noun) for noun in ("job", "rank", "agent"))
+    counts = ", ".join(counted(watching[f"{noun}s"], noun) for noun in ("job", "rank", "agent"))
     heard = watching["last_heard_s"]
     is_idle = watching["agents"] > 0 and not watching["jobs"]
     ago = "" if heard is None or is_idle else f"; last heard {age_text(heard)}"
@@ -63,5 +63,5 @@ def age_text(age_s: float | None) -> str:
     return "never" if age_s is None else f"{duration_text(age_s)} ago"
 
 
-def _count(count: int, noun: str) -> str:
+def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -22,8 +22,8 @@ from nats.js.api import StreamConfig
 
 from frd.cluster.cells import CELLS
 from frd.cluster.log import MAX_BUNDLE_BYTES
-from frd.cluster.nats import compare_and_set
 from frd.cluster.nats.connection import Absent, Access, Connection, Refused, Unanswered
+from frd.cluster.nats.registry import get_value, put_value
 from frd.cluster.nats.streams import COMPARED, finding_stream, log_stream, registry_stream
 from frd.cluster.registry import Conflict, RegistryUnavailable
 from frd.config import ClusterOptions
@@ -138,11 +138,11 @@ async def check_meta(connection: Connection, options: ClusterOptions) -> None:
     ours = msgspec.json.encode(_Meta(FORMAT, CELLS))
 
     async def read() -> bytes:
-        entry = await compare_and_set.get(connection, stream, subject)
+        entry = await get_value(connection, stream, subject)
         if entry is not None:
             return entry.value
         try:
-            await compare_and_set.put(connection, stream, subject, ours, 0)
+            await put_value(connection, stream, subject, ours, 0)
         except Conflict:
             raise RegistryUnavailable("another replica begins, too") from None
         return ours

@@ -9,10 +9,10 @@ from typing import Final
 
 from nats.aio.msg import Msg
 
-from frd.cluster.findings import StoredFinding
-from frd.cluster.nats import compare_and_set
+from frd.cluster.cluster import StoredFinding
 from frd.cluster.nats.connection import Absent, Connection, Unanswered
 from frd.cluster.nats.reading import ForwardReader
+from frd.cluster.nats.registry import get_value, put_value, unavailable
 from frd.cluster.thread import LoopThread
 
 _PATIENCE_S: Final = 10.0
@@ -22,7 +22,7 @@ _NAME: Final = re.compile(rf"([0-9]{{2}})\.({_ID.pattern})")
 
 
 class JetStreamFindings:
-    """Implements `frd.cluster.findings.FindingStore`; its work is done in `thread`."""
+    """Implements `frd.cluster.cluster.FindingStore`; its work is done in `thread`."""
 
     def __init__(self, thread: LoopThread, connection: Connection, name: str) -> None:
         self._thread = thread
@@ -35,7 +35,7 @@ class JetStreamFindings:
             raise ValueError(f"finding: {id!r}: an id has letters, digits, - and _ only")
         subject = f"{self._prefix}{cell:02}.{id}"
         return await self._thread.call(
-            compare_and_set.put(self._connection, self._stream, subject, data, revision)
+            put_value(self._connection, self._stream, subject, data, revision)
         )
 
     async def of_cell(self, cell: int) -> Sequence[StoredFinding]:
@@ -59,7 +59,7 @@ class JetStreamFindings:
 
     async def _of_cell(self, subject: str) -> Sequence[StoredFinding]:
         deadline = asyncio.get_running_loop().time() + _PATIENCE_S
-        last = await compare_and_set.get(self._connection, self._stream, subject)
+        last = await get_value(self._connection, self._stream, subject)
         found: list[StoredFinding] = []
         reader = ForwardReader(self._connection, self._stream, subject)
         try:
@@ -71,7 +71,7 @@ class JetStreamFindings:
                 except (Unanswered, Absent) as problem:
                     piece, error = (), problem
                 if not piece and asyncio.get_running_loop().time() > deadline:
-                    raise compare_and_set.unavailable(self._stream, error)
+                    raise unavailable(self._stream, error)
                 found += self._findings(piece)
         finally:
             await reader.close()

@@ -11,9 +11,10 @@ stored at the expected position decides.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
-from typing import Final
+from typing import Final, TypeVar
 from uuid import uuid4
 
 from nats.js.api import RawStreamMsg, StreamConfig, StreamState
@@ -29,6 +30,8 @@ from frd.cluster.log import (
 from frd.cluster.nats.connection import Absent, Connection, Refused, Unanswered
 from frd.cluster.nats.reading import ForwardReader, first_since
 from frd.cluster.thread import LoopThread
+
+T = TypeVar("T")
 
 EPOCH: Final = "Frd-Epoch"
 """Header of a bundle: the number of its owner's fence."""
@@ -91,9 +94,8 @@ class JetStreamLog:
         taker = ""
         try:
             while first <= last:
-                bundles, taker, first = await self._thread.call(
-                    self._piece(reader, first, last, taker)
-                )
+                piece = partial(self._piece, reader, first, last, taker)
+                bundles, taker, first = await self._thread.call(self._answered(piece))
                 for bundle in bundles:
                     yield bundle
         finally:
@@ -170,7 +172,7 @@ class JetStreamLog:
                     },
                 )
             except Refused:
-                stored = await self._stored_after_last(deadline)
+                stored = await self._answered(self._stored_after_last, deadline)
                 if stored is not None:
                     self._advance()
                     if stored == identity:
@@ -197,28 +199,24 @@ class JetStreamLog:
         digest = blake2b(data, digest_size=12).hexdigest()
         return f"{self._taker}-{self._epoch}-{self._last + 1}-{digest}"
 
-    async def _stored_after_last(self, deadline: float) -> str | None:
+    async def _stored_after_last(self) -> str | None:
         """The id of our own message after `_last`; None if the refusal has passed.
 
         Raises:
-            Fenced, LogLost, LogUnavailable
+            Fenced, LogLost, Unanswered
         """
-        while True:
-            try:
-                message = await self._get(self._last + 1)
-                if message is not None:
-                    for identity in self._unknown:
-                        if (message.headers or {}).get(_ID) == identity:
-                            return identity
-                    raise Fenced(_taken(self._stream, message))
-                state = await self._state()
-                if state is None or state.last_seq < self._last:
-                    await self._lost(state)
-                if state is not None and state.last_seq > self._last:
-                    raise Fenced(f"{self._stream}: taken by another owner: drop the cell")
-                return None
-            except Unanswered as error:
-                await self._pause(deadline, str(error))
+        message = await self._get(self._last + 1)
+        if message is not None:
+            for identity in self._unknown:
+                if (message.headers or {}).get(_ID) == identity:
+                    return identity
+            raise Fenced(_taken(self._stream, message))
+        state = await self._state()
+        if state is None or state.last_seq < self._last:
+            await self._lost(state)
+        if state is not None and state.last_seq > self._last:
+            raise Fenced(f"{self._stream}: taken by another owner: drop the cell")
+        return None
 
     async def _lost(self, state: StreamState | None) -> None:
         """The stream ends below `_last`. Lost, or taken by another owner after that?"""
@@ -236,32 +234,27 @@ class JetStreamLog:
         A bundle of an earlier taker after a fence can only be there when the servers lost the end
         of the log, so that its expected position was reached a second time.
         """
-        deadline = self._deadline()
-        while True:
-            try:
-                found = await reader.piece(first)
-                if not found or found[0][0] > first:
-                    # Nothing, or a hole. The leader knows whether there is one.
-                    after = min(found[0][0] if found else last + 1, last + 1)
-                    if not await self._is_hole(first, after):
-                        await reader.close()
-                        raise Unanswered("a consumer left messages out")
-                    first = after
-                bundles = []
-                for number, message in found:
-                    if number > last:
-                        first = last + 1
-                        break
-                    headers = message.headers or {}
-                    if FENCE in headers:
-                        taker = _taker(headers)
-                    elif taker in ("", _taker(headers)):
-                        epoch = _number(headers.get(EPOCH))
-                        bundles.append(Bundle(number, epoch, message.data))
-                    first = number + 1
-                return bundles, taker, first
-            except (Unanswered, Absent) as error:
-                await self._pause(deadline, str(error))
+        found = await reader.piece(first)
+        if not found or found[0][0] > first:
+            # Nothing, or a hole. The leader knows whether there is one.
+            after = min(found[0][0] if found else last + 1, last + 1)
+            if not await self._is_hole(first, after):
+                await reader.close()
+                raise Unanswered("a consumer left messages out")
+            first = after
+        bundles = []
+        for number, message in found:
+            if number > last:
+                first = last + 1
+                break
+            headers = message.headers or {}
+            if FENCE in headers:
+                taker = _taker(headers)
+            elif taker in ("", _taker(headers)):
+                epoch = _number(headers.get(EPOCH))
+                bundles.append(Bundle(number, epoch, message.data))
+            first = number + 1
+        return bundles, taker, first
 
     async def _is_hole(self, first: int, after: int) -> bool:
         """No message from `first` up to, not including `after` exists, as the leader knows."""
@@ -279,15 +272,8 @@ class JetStreamLog:
         return message.seq is None or message.seq >= after
 
     async def _bounds(self) -> Bounds:
-        deadline = self._deadline()
-        while True:
-            try:
-                state = await self._state()
-                if state is None:
-                    return Bounds(1, 0)
-                return Bounds(max(state.first_seq, 1), state.last_seq)
-            except Unanswered as error:
-                await self._pause(deadline, str(error))
+        state = await self._answered(self._state)
+        return Bounds(1, 0) if state is None else Bounds(max(state.first_seq, 1), state.last_seq)
 
     async def _trim(self, before: int, max_bytes: int, max_age_s: float) -> bool:
         """Tried once: the owner waits for it, and will call again."""
@@ -314,13 +300,10 @@ class JetStreamLog:
 
     async def _end(self, deadline: float) -> int:
         """The last sequence; creates the stream if it does not exist, as after a loss."""
-        while True:
-            try:
-                if (state := await self._state()) is not None:
-                    return state.last_seq
-                await self._connection.ask(lambda js: js.add_stream(self._config))
-            except (Unanswered, Absent) as error:
-                await self._pause(deadline, str(error))
+        create = partial(self._connection.ask, lambda js: js.add_stream(self._config))
+        while (state := await self._answered(self._state, deadline)) is None:
+            await self._answered(create, deadline)
+        return state.last_seq
 
     async def _state(self) -> StreamState | None:
         try:
@@ -341,6 +324,15 @@ class JetStreamLog:
             return None
 
     # -- patience --------------------------------------------------------------------------------
+
+    async def _answered(self, ask: Callable[[], Awaitable[T]], deadline: float | None = None) -> T:
+        """What `ask` returns, which is called until the servers answer."""
+        deadline = self._deadline() if deadline is None else deadline
+        while True:
+            try:
+                return await ask()
+            except (Unanswered, Absent) as error:
+                await self._pause(deadline, str(error))
 
     def _deadline(self) -> float:
         return asyncio.get_running_loop().time() + self._patience_s

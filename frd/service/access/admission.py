@@ -50,9 +50,7 @@ class Allowance:
 
     def give_back(self) -> None:
         """The stream is over."""
-        self._of_peers[self._host] -= self._own
-        if not self._of_peers[self._host]:
-            del self._of_peers[self._host]
+        _less(self._of_peers, self._host, self._own)
         self._own = 0
 
 
@@ -157,8 +155,8 @@ def _token(context: Context) -> str:
     return str(dict(context.invocation_metadata() or ()).get("authorization", ""))
 
 
-def _less(counter: Counter[str], key: str) -> None:
-    counter[key] -= 1
+def _less(counter: Counter[str], key: str, count: int = 1) -> None:
+    counter[key] -= count
     if not counter[key]:
         del counter[key]
 

@@ -12,39 +12,44 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from frd import __version__
 from frd.cluster.lease import ClusterView, Lease
 from frd.engine.engine import Engine
 from frd.errors import ServiceUnavailable
-from frd.model import AlignedNs, Finding
 from frd.service.cells.cell import Common
-from frd.service.cells.cells import WHOLE, Cells
+from frd.service.cells.cells import Cells
 from frd.service.cells.owner import CellOwner
 from frd.service.evidence.inquiries import Inquiries
-from frd.service.ingest.collector import Home
+from frd.service.ingest.collector import Home, Homes
 from frd.service.ingest.shared import Shared
 from frd.service.ingest.streams import Streams
+from frd.service.journal.log import Log
 from frd.service.state import NodeView
-from frd.store.journal import JournalLimits
-from frd.store.records import RecordKind
-from frd.wire.messages import AgentEvent, Redirect
+from frd.wire.messages import Redirect
 
 _WAIT_S: Final = 10.0
 """How long an agent waits for an owner of its job."""
 _LOOK_EVERY_S: Final = 0.1
 
 
-class OneHome:
-    """Without a cluster, all streams belong to the same cell."""
+class LateHomes:
+    """Streams that come in before the process holds its cells wait."""
 
-    def __init__(self, cells: Cells) -> None:
-        self._cells = cells
+    def __init__(self) -> None:
+        self._homes: Homes | None = None
+        self._known = asyncio.Event()
 
-    async def find(self, job: str | None) -> Home:
-        return self._cells[WHOLE].home
+    def know(self, homes: Homes) -> None:
+        self._homes = homes
+        self._known.set()
+
+    async def find(self, job: str | None) -> Home | Redirect:
+        await self._known.wait()
+        assert self._homes is not None
+        return await self._homes.find(job)
 
 
 class ReplicaHomes:
@@ -124,37 +129,8 @@ def _lobby(common: Common) -> Home:
     return Home(streams, Inquiries(streams), one_job=True)
 
 
-class _NoLog:
-    """A `Log` of streams that report nothing."""
+class _NoLog(Log):
+    """Of streams that report nothing."""
 
     position = stored = dropped = evicted = 0
     fenced = False
-
-    def record(
-        self, kind: RecordKind, at: AlignedNs, stream: int = 0, payload: bytes = b""
-    ) -> None:
-        pass
-
-    def message(self, stream: int, at: AlignedNs, data: bytes, event: AgentEvent) -> bool:
-        return True
-
-    def take_cut(self) -> Sequence[int]:
-        return ()
-
-    def tick(self, at: AlignedNs) -> None:
-        pass
-
-    def adopt(self, settings: bytes, limits: JournalLimits, at: AlignedNs) -> None:
-        pass
-
-    def keep_dismissed(self, ids: Collection[str], at: AlignedNs) -> None:
-        pass
-
-    async def save(self, findings: Sequence[Finding], at: AlignedNs) -> None:
-        pass
-
-    def abandon(self) -> None:
-        pass
-
-    async def stop(self) -> None:
-        pass

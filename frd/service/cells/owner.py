@@ -11,23 +11,57 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from frd.cluster.cells import CELLS, preferred
 from frd.cluster.lease import Lease
 from frd.cluster.log import Fenced
+from frd.engine.matching.learned_pauses import JobPauses
 from frd.errors import FrdError, StoreError
 from frd.model import Finding, FindingState
-from frd.service.cells.archive import Archive, Opened
 from frd.service.cells.cell import Cell, Common
 from frd.service.cells.cells import Cells
-from frd.service.state import CellState
+from frd.service.findings.keepers import Keeper
+from frd.service.ingest.collector import Homes
+from frd.service.journal.log import Log
+from frd.service.state import CellState, ClusterState
 
 _AGAIN_S: Final = 0.2
+_MOVED: Final = "another replica has its jobs now"
+
+Restored = Callable[[Sequence[Finding]], None]
+"""Gets the open findings of a cell that was taken over."""
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A cell that this process may go on with."""
+
+    log: Log
+    keeper: Keeper
+    findings: Sequence[Finding] = ()
+    """Of the last owner: open ones, and closed ones that were dismissed while their trouble
+    lasts."""
+    pauses: Sequence[JobPauses] = ()
+    """What its jobs have learned."""
+
+
+class Archive(Protocol):
+    """The log of each cell, and what its last owner left there."""
+
+    async def open(self, cell: int) -> Opened:
+        """Become the only one that writes the log of a cell.
+
+        Raises:
+            LogUnavailable: try again.
+            Fenced: another replica was quicker.
+        """
+        ...
 
 
 class CellOwner:
@@ -39,7 +73,7 @@ class CellOwner:
         cells: Cells,
         archive: Archive,
         lease: Lease,
-        restored: Callable[[Sequence[Finding]], None],
+        restored: Restored,
     ) -> None:
         self._common = common
         self._cells = cells
@@ -61,9 +95,7 @@ class CellOwner:
     def lost(self, cell: int) -> None:
         if (task := self._tasks.get(cell)) is not None:
             task.cancel()
-        if cell in self._cells:
-            log.warning("cell %d: another replica has it: dropped", cell)
-            self._drop(cell, self._address_of_owner(cell))
+        self._drop(cell, "another replica has it")
 
     def drain(self, cell: int, successor: str) -> None:
         if cell in self._cells and cell not in self._busy:
@@ -136,8 +168,7 @@ class CellOwner:
 
     def successor(self, cell: int) -> str:
         """Where the agents of a cell should go when this replica does not answer."""
-        replica = self._lease.view.replica(self._heir(cell))
-        return replica.grpc if replica is not None else ""
+        return self._address(self._heir(cell))
 
     def _heir(self, cell: int) -> str:
         """The replica that takes the cell when this one has gone; empty: none is known to live."""
@@ -192,23 +223,27 @@ class CellOwner:
             await self._lease.release(cell)
         finally:
             self._busy.pop(cell, None)
-        replica = self._lease.view.replica(successor)
-        leaving.streams.leave(
-            "another replica has its jobs now", replica.grpc if replica is not None else ""
-        )
+        leaving.streams.leave(_MOVED, self._address(successor))
         self._cells.refresh()
 
-    def _address_of_owner(self, cell: int) -> str:
-        view = self._lease.view
-        replica = view.replica(view.owners.get(cell, ""))
-        return replica.grpc if replica is not None and replica.name != view.me else ""
+    def _address(self, name: str) -> str:
+        """Where agents reach another replica; empty: it is not known to live."""
+        replica = self._lease.view.replica(name)
+        return replica.grpc if replica is not None and name != self._lease.view.me else ""
 
-    def _drop(self, cell: int, address: str) -> None:
-        """Nothing of it is shown, stored or acknowledged any more; its agents go to `address`."""
+    def _drop(self, cell: int, why: str, address: str | None = None) -> bool:
+        """Nothing of it is shown, stored or acknowledged any more; its agents go to `address`, by
+        default that of its owner. False: it is not here."""
+        if cell not in self._cells:
+            return False
+        log.warning("cell %d: %s: dropped", cell, why)
         dropped = self._cells.drop(cell)
         self._abandon(dropped)
-        dropped.streams.leave("another replica has its jobs now", address)
+        if address is None:
+            address = self._address(self._lease.view.owners.get(cell, ""))
+        dropped.streams.leave(_MOVED, address)
         self._cells.refresh()
+        return True
 
     def _abandon(self, dropped: Cell) -> None:
         dropped.abandon()
@@ -218,18 +253,14 @@ class CellOwner:
 
     def refused(self, cell: int) -> None:
         """The log of the cell says that another replica has taken it."""
-        if cell in self._cells:
+        if self._drop(cell, "its log refused this replica"):
             self.fenced += 1
-            log.warning("cell %d: its log refused this replica: dropped", cell)
-            self._drop(cell, self._address_of_owner(cell))
             self._lease.give_up(cell)
 
     def taken(self, cell: int, address: str) -> None:
         """Another replica says that it has the cell, while NATS does not answer this one. `address`
         is that replica's, for agents."""
-        if cell in self._cells:
-            log.warning("cell %d: %s has it, and NATS does not answer here: dropped", cell, address)
-            self._drop(cell, address)
+        if self._drop(cell, f"{address} has it, and NATS does not answer here", address):
             self._lease.give_up(cell)
 
     def _start(self, cell: int, state: CellState, work: Coroutine[None, None, None]) -> None:
@@ -244,3 +275,25 @@ class CellOwner:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("cell %d: %s", cell, error, exc_info=error)
             self._lease.give_up(cell)
+
+
+async def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """How a process has its cells: with the rest of a cluster, or alone."""
+
+    lease: Lease
+    owner: CellOwner
+    homes: Homes
+    cluster: Callable[[], ClusterState | None] = lambda: None
+    close: Callable[[], Awaitable[None]] = _nothing
+    """Call it last."""
+
+    async def stop(self) -> None:
+        """After `CellOwner.finish` and the end of all streams."""
+        await self.owner.close()
+        await self.lease.stop()
+        await self.close()

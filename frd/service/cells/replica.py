@@ -13,26 +13,22 @@ from functools import partial
 from typing import Final
 
 from frd import __version__
-from frd.cluster.cluster import Cluster
-from frd.cluster.findings import FindingStore as SharedFindings
-from frd.cluster.findings import StoredFinding
+from frd.cluster.cluster import Cluster, StoredFinding
+from frd.cluster.cluster import FindingStore as SharedFindings
 from frd.cluster.log import FencedLog
 from frd.cluster.registry import RegistryUnavailable
 from frd.config import Config
 from frd.errors import StoreError
 from frd.forms import later
 from frd.model import AlignedNs, Change, FindingEvent, FindingState
-from frd.service.cells.archive import Opened
 from frd.service.cells.cell import Common
 from frd.service.cells.cells import Cells
-from frd.service.cells.holding import Holding, Restored
 from frd.service.cells.homes import ReplicaHomes
-from frd.service.cells.owner import CellOwner
+from frd.service.cells.owner import CellOwner, Holding, Opened, Restored
 from frd.service.clocks.real_time import RealTime
 from frd.service.findings.keepers import SharedKeeper
 from frd.service.findings.silences import READ_EVERY_S
 from frd.service.journal.appending import Appender
-from frd.service.journal.kept_findings import KeptFindings
 from frd.service.journal.payloads import (
     decode_finding,
     encode_pauses,
@@ -40,6 +36,7 @@ from frd.service.journal.payloads import (
     settings_of,
     usable,
 )
+from frd.service.journal.preamble import KeptFindings
 from frd.service.journal.reading import Recovered, recover
 from frd.service.journal.replicated import ReplicatedLog
 from frd.service.journal.runs import Budget
@@ -173,7 +170,7 @@ class SharedArchive:
             return await recover(fenced, warn)
         except StoreError as error:
             log.error("cell %d: %s: the cell begins without what its log has", cell, error)
-            return Recovered((), (), (), 0, AlignedNs(0))
+            return Recovered((), (), (), AlignedNs(0))
 
     async def _stored(self, cell: int) -> Sequence[StoredFinding]:
         """What all replicas share. It only repeats the log: no answer must not delay an owner,

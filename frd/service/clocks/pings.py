@@ -42,6 +42,8 @@ BURST: Final = 32
 _A_SECOND: Final = 4.0
 """Pings, beyond the burst."""
 _HELLO_WITHIN_S: Final = 10.0
+_WAIT_S: Final = 5.0
+"""How long a stream that comes before its stream of rows waits for that."""
 _LOOK_EVERY_S: Final = 0.1
 _OUTSTANDING: Final = 8
 """Pings whose end may still come."""
@@ -57,11 +59,9 @@ def pause_s(streams: int) -> float:
 class Pings:
     """`handle` is the gRPC handler of clock streams."""
 
-    def __init__(self, clocks: AgentClocks, admission: Admission, *, wait_s: float = 5.0) -> None:
-        """`wait_s`: how long a stream that comes before its stream of rows waits for that."""
+    def __init__(self, clocks: AgentClocks, admission: Admission) -> None:
         self._clocks = clocks
         self._admission = admission
-        self._wait_s = wait_s
         self._streams = 0
 
     async def handle(self, _: AsyncIterator[bytes], context: Context) -> None:
@@ -131,7 +131,7 @@ class Pings:
         return hello.boot_id, hello.session
 
     async def _find(self, key: SessionKey) -> AgentClock:
-        deadline = time.monotonic() + self._wait_s
+        deadline = time.monotonic() + _WAIT_S
         while (clock := self._clocks.find(key)) is None:
             if time.monotonic() > deadline:
                 raise _Stranger(

@@ -29,6 +29,7 @@ from frd.service.findings.silences import Silences
 from frd.service.ingest.shared import Shared
 from frd.service.journal.log import Log
 from frd.service.journal.payloads import Dismissal, encode_pauses, encode_payload
+from frd.service.periodic import Faults
 from frd.service.state import ServiceState
 from frd.store.records import RecordKind
 
@@ -104,7 +105,7 @@ class Evaluator:
         self._wake = asyncio.Event()
         self._stopping = False
         self._is_abandoned = False
-        self._broken = ""
+        self._faults = Faults()
 
     def kept_back(self) -> list[Finding]:
         """Findings that are published but not stored. Any thread may call this."""
@@ -171,13 +172,8 @@ class Evaluator:
                     await self._wake.wait()
             self._wake.clear()
             self.is_slow = False
-            try:
+            with self._faults.logged("evaluation, whose findings are stale now"):
                 await self.evaluate()
-                self._broken = ""
-            except Exception as error:
-                if self._broken != repr(error):
-                    log.exception("evaluation failed, findings are stale")
-                self._broken = repr(error)
         if self._saving is not None:
             await asyncio.wait({self._saving}, timeout=SAVE_WITHIN_S)
 

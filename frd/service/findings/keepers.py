@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Protocol
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final, Protocol
 
-from frd.cluster.findings import FindingStore as SharedFindings
+from frd.cluster.cluster import FindingStore as SharedFindings
 from frd.cluster.registry import Conflict
 from frd.engine.matching.learned_pauses import JobPauses
 from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState
-from frd.service.findings.outbox import Outbox
 from frd.service.journal.payloads import encode_finding
 from frd.service.journal.replicated import ReplicatedLog
 from frd.store.findings import FindingStore
+
+_AGAIN_S: Final = 1.0
+_CLOSE_WITHIN_S: Final = 1.5
+
+log = logging.getLogger(__name__)
 
 
 class Keeper(Protocol):
@@ -36,14 +41,14 @@ class Keeper(Protocol):
     async def close(self) -> None:
         """Bring what was saved to where others read it, as far as that is possible in a short
         time, and end. Nothing is saved any more."""
-        ...
+        return
 
     def abandon(self) -> None:
         """Another replica has the cell: write nothing more. `close` is not needed then."""
-        ...
+        return
 
 
-class LocalKeeper:
+class LocalKeeper(Keeper):
     """In the database of this machine."""
 
     name = "findings database"
@@ -55,12 +60,6 @@ class LocalKeeper:
     async def save(self, events: Sequence[FindingEvent], pauses: Sequence[JobPauses]) -> None:
         await asyncio.to_thread(self._store.save, events)
         await asyncio.to_thread(self._store.save_pauses, pauses)
-
-    async def close(self) -> None:
-        pass
-
-    def abandon(self) -> None:
-        pass
 
 
 class SharedKeeper:
@@ -137,3 +136,63 @@ class SharedKeeper:
     async def _copy(self, finding: Finding) -> None:
         event = FindingEvent(Change.UPDATED, finding)
         await asyncio.to_thread(self._store.save, [event])
+
+
+class Outbox:
+    """Has a task from the beginning until `close` or `abandon`. `what` is for messages."""
+
+    def __init__(self, what: str, write: Callable[[Finding], Awaitable[None]]) -> None:
+        self._what = what
+        self._write = write
+        self.failures = 0
+        self._waiting: dict[str, Finding] = {}
+        """The newest version of each finding that is not written, by id."""
+        self._news = asyncio.Event()
+        self._is_closing = False
+        self._why = ""
+        """The last failure, until a write succeeds."""
+        self._task = asyncio.create_task(self._run())
+
+    def put(self, findings: Iterable[Finding]) -> None:
+        self._waiting |= {finding.id: finding for finding in findings}
+        self._news.set()
+
+    def newest(self, finding: Finding) -> Finding:
+        return self._waiting.get(finding.id, finding)
+
+    async def close(self) -> None:
+        """Write what waits, as far as that is possible in a short time, and end."""
+        self._is_closing = True
+        self._news.set()
+        await asyncio.wait({self._task}, timeout=_CLOSE_WITHIN_S)
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    def abandon(self) -> None:
+        """Write nothing more."""
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        while self._waiting or not self._is_closing:
+            await self._news.wait()
+            self._news.clear()
+            while self._waiting and not await self._write_all():
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _write_all(self) -> bool:
+        """False: some could not be written."""
+        why = ""
+        for finding in list(self._waiting.values()):
+            try:
+                await self._write(finding)
+            except Exception as error:  # any error: it must not hold other findings back
+                self.failures += 1
+                why = str(error) or repr(error)
+                if not self._why:
+                    log.warning("%s: finding %s: %s: trying again", self._what, finding.id, why)
+                    self._why = why
+            else:
+                if self._waiting[finding.id] is finding:
+                    del self._waiting[finding.id]
+        self._why = why
+        return not why

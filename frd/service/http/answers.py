@@ -10,7 +10,8 @@ import asyncio
 import gzip
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, NoReturn
 
 import msgspec
@@ -25,43 +26,51 @@ MAX_FINDINGS: Final = 10_000
 DEFAULT_FINDINGS: Final = 1_000
 MAX_DUMP_TIMEOUT_S: Final = 300.0
 _COMPRESSED_FROM: Final = 1024
+_OF_API: Final = {"frd-api-version": str(API_VERSION)}
 
 
 async def json_answer(make: Callable[[], object], status: int = 200) -> Response:
     """What `make` returns, which is called in a worker thread."""
     content = await asyncio.to_thread(lambda: _encoded(make()))
-    headers = {"frd-api-version": str(API_VERSION)}
-    return Response(content, status, headers, media_type="application/json")
+    return Response(content, status, _OF_API, media_type="application/json")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Content:
     """An answer that may be sent to many clients."""
 
     plain: bytes
-    packed: bytes | None
-    """Gzipped; None for small ones."""
     tag: str = ""
     """Names what is in it, if clients may ask whether it has changed."""
+    media_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=lambda: _OF_API)
+    level: int = 1
+    """Of compression."""
 
     @classmethod
     def of(cls, value: object, tag: str = "") -> Content:
         """Takes milliseconds for a large value: call it in a worker thread."""
-        plain = _encoded(value)
-        large = len(plain) > _COMPRESSED_FROM
-        return cls(plain, gzip.compress(plain, compresslevel=1, mtime=0) if large else None, tag)
+        made = cls(_encoded(value), tag)
+        _ = made.packed
+        return made
 
-    def answer(self, request: Request) -> Response:
+    @cached_property
+    def packed(self) -> bytes | None:
+        """Gzipped, when it is first asked for; None for small ones."""
+        large = len(self.plain) > _COMPRESSED_FROM
+        return gzip.compress(self.plain, self.level, mtime=0) if large else None
+
+    def answer(self, request: Request, status: int = 200) -> Response:
         """Compressed if the client accepts that; status 304 if it has this already."""
-        headers = {"frd-api-version": str(API_VERSION), "vary": "accept-encoding"}
+        headers = {**self.headers, "vary": "accept-encoding"}
         if self.tag:
             headers |= {"etag": f'W/"{self.tag}"', "cache-control": "no-cache"}
-            if request.headers.get("if-none-match") == headers["etag"]:
+            if status == 200 and request.headers.get("if-none-match") == headers["etag"]:
                 return Response(None, 304, headers)
         body = self.plain
-        if self.packed is not None and "gzip" in request.headers.get("accept-encoding", ""):
+        if "gzip" in request.headers.get("accept-encoding", "") and self.packed is not None:
             body, headers["content-encoding"] = self.packed, "gzip"
-        return Response(body, 200, headers, media_type="application/json")
+        return Response(body, status, headers, media_type=self.media_type)
 
 
 async def large_answer(request: Request, make: Callable[[], object]) -> Response:

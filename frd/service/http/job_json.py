@@ -1,13 +1,16 @@
-"""One job at a glance, in forms whose size does not grow with the job; pure functions, no HTTP.
+"""What the page shows at a glance, in forms whose size does not grow with a job; pure functions.
 
-`json_api.job_json` has every rank and every group, which is megabytes for a large job. These forms
-have counts, and the ranks, groups and nodes that matter most.
+One job: `json_api.job_json` has every rank and every group, which is megabytes for a large job.
+These forms have counts, and the ranks, groups and nodes that matter most. And how well frd itself
+sees: each replica, the nodes with their clocks, and where agents can be scraped.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias
@@ -47,10 +50,15 @@ _STATE_TEXTS: Final = {
     "gone": "its process is gone",
 }
 
+_TARGET: Final = re.compile(
+    r"[\w.-]{1,253}:[0-9]{1,5}|\[[0-9A-Fa-f:.]{2,45}\]:[0-9]{1,5}", re.ASCII
+)
+"""What an agent says is put into Prometheus' configuration: HOST:PORT, and nothing else."""
+
 
 def job_summary(state: ServiceState, view: AttemptView, map_tag: str) -> Json:
     """`map_tag` is that of the job's map."""
-    found = _findings(state, view)
+    found = state.lasting_of(view.key)
     nodes = [node for node in state.nodes if view.key in node.ranks]
     groups, more_groups = _groups(view)
     waits, more_waits = view.history.open_ops(MOST) if view.history is not None else ([], 0)
@@ -109,7 +117,7 @@ def rank_detail(state: ServiceState, view: AttemptView, rank: int) -> Json:
         "memory": memory_json(view.memory, {rank}),
         "findings": [
             shown_json(finding)
-            for finding in _findings(state, view)
+            for finding in state.lasting_of(view.key)
             if any(suspect.rank == rank for suspect in finding.suspects)
         ],
     }
@@ -182,12 +190,6 @@ def _badness(node: NodeView) -> tuple[bool, bool, bool, float, str]:
     )
 
 
-def _findings(state: ServiceState, view: AttemptView) -> list[Finding]:
-    key = view.key
-    of_job = [f for f in state.lasting_findings() if (f.job, f.attempt) == (key.job, key.attempt)]
-    return sorted(of_job, key=lambda finding: -finding.opened_at)
-
-
 def _notable(
     state: ServiceState, view: AttemptView, found: Sequence[Finding], waits: Sequence[OpenOp]
 ) -> list[Json]:
@@ -241,3 +243,40 @@ def _quantiles(histogram: Histogram | None) -> Json | None:
     bounds = [*histogram.bounds, None]
     at = {p: bounds[int(np.searchsorted(totals, count * p / 100))] for p in (50, 90, 99)}
     return {"count": count, **{f"p{p}_s": bound for p, bound in at.items()}}
+
+
+def health_json(state: ServiceState, now: int, stale: str | None) -> Json:
+    """`stale` says why the service cannot serve at present."""
+    counters, nodes = state.counters, nodes_json(state.nodes, state)
+    counts = nodes["node_counts"]
+    return {
+        **head(state),
+        "services": [
+            {
+                "replica": state.cluster.view.me if state.cluster is not None else None,
+                "version": state.version,
+                "not_ready": stale,
+                "evaluated_age_s": age_s(state.evaluated_at, now) if state.evaluated_at else None,
+                "ingest_lag_s": state.ingest_lag_s,
+                "loop_lag_s": state.loop_lag_s,
+                "agents": counts["connected"] + counts["silent"],
+                "agents_silent": counts["silent"],
+                "gap_entries": sum(view.gap_entries for view in state.status_view.attempts),
+                "refused": _some(Counter(counters.refused) + Counter(counters.http_refused)),
+                "store_errors": _some(counters.store_errors),
+                "evicted": _some(Counter(counters.evicted) + Counter(state.status_view.evicted)),
+            }
+        ],
+        **nodes,
+    }
+
+
+def _some(counts: Mapping[str, int]) -> dict[str, int]:
+    """Without those that are 0."""
+    return {what: count for what, count in sorted(counts.items()) if count}
+
+
+def targets_json(nodes: Iterable[NodeView]) -> list[Json]:
+    """Agents with a reachable /metrics, as Prometheus' HTTP service discovery takes them."""
+    found = {node.metrics: node.node for node in nodes if _TARGET.fullmatch(node.metrics)}
+    return [{"targets": [at], "labels": {"node": found[at]}} for at in sorted(found)]

@@ -98,11 +98,7 @@ def job_json(
             for node in state.nodes
             if view.key in node.ranks
         ],
-        "findings": [
-            shown_json(finding)
-            for finding in sorted(state.lasting_findings(), key=lambda f: -f.opened_at)
-            if (finding.job, finding.attempt) == (view.key.job, view.key.attempt)
-        ],
+        "findings": [shown_json(finding) for finding in state.lasting_of(view.key)],
     }
 
 
@@ -157,13 +153,9 @@ def job_state(state: ServiceState, view: AttemptView) -> str:
     """``failed``, if it died by itself; ``lost``, if its agents have gone and nothing is heard any
     more; ``ended``; ``stalled``, if a finding says so, also one that was closed by hand and goes
     on; ``unwatched``, if no agent reports any of its ranks; else ``running``."""
-    key = view.key
     if view.ended:
         return "failed" if view.failure is not None else "lost" if view.lost else "ended"
-    if any(
-        finding.kind in _STALLED and (finding.job, finding.attempt) == (key.job, key.attempt)
-        for finding in state.lasting_findings()
-    ):
+    if any(finding.kind in _STALLED for finding in state.lasting_of(view.key)):
         return "stalled"
     alive = alive_ranks(view)
     return "unwatched" if len(unwatched(view, state.nodes)) == len(alive) else "running"
@@ -179,8 +171,7 @@ def failure_json(state: ServiceState, view: AttemptView) -> Json | None:
 
 def pace_json(state: ServiceState, view: AttemptView) -> Json:
     """Completed collectives a second: now, and over the last minutes."""
-    pace = state.paces.get(view.key)
-    recent = list(pace.recent) if pace is not None else []
+    recent = list(state.paces.get(view.key, ()))
     return {"per_s": recent[-1] if recent else None, "every_s": EVERY_S, "recent": recent}
 
 

@@ -113,7 +113,7 @@ class PeopleApi:
         because, finding_id = _text("because", said.because), request.path_params["id"]
         by = _by(request, said) if said.by or GRANT in request.scope else ""
         dismissal = Dismissal(finding_id, because, by)
-        if (closed := await self._view.published.dismiss(dismissal)) is None:
+        if (closed := await self._view.live.dismiss(dismissal)) is None:
             known = await self.finding(finding_id)
             refuse(409, _CLOSED.format(known))
         return await json_answer(lambda: shown_json(closed))
@@ -145,7 +145,7 @@ class PeopleApi:
         return await self.finding(request.path_params["id"])
 
     async def _marked(self, finding: Finding, mark: Mark) -> Response:
-        marked = await self._view.published.mark(finding, mark)
+        marked = await self._view.live.mark(finding, mark)
         return await json_answer(lambda: shown_json(marked))
 
     async def _put(

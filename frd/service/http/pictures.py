@@ -21,6 +21,7 @@ from frd.model import AlignedNs, Finding
 from frd.service.http import parameters
 from frd.service.http.answers import API_VERSION, Content, large_answer, refuse
 from frd.service.http.job_json import MOST_ROWS, job_summary, map_json, map_tag, rank_detail
+from frd.service.http.people import PeopleApi
 from frd.service.timelines.drawing import MAX_LANES, lanes_of
 from frd.service.timelines.form import DEFAULT_LANES, timeline_json
 from frd.service.timelines.perfetto_file import MEDIA_TYPE, perfetto_bytes
@@ -37,8 +38,9 @@ _SHARED: Final = 32
 
 
 class Pictures:
-    def __init__(self, view: ServiceView) -> None:
+    def __init__(self, view: ServiceView, people: PeopleApi) -> None:
         self._view = view
+        self._people = people
         self._made: dict[Hashable, tuple[AlignedNs, asyncio.Task[Content]]] = {}
         """The last answer of each kind, of the publication at this time."""
 
@@ -107,10 +109,7 @@ class Pictures:
             return False
 
     async def timeline(self, request: Request) -> Response:
-        finding_id = request.path_params["id"]
-        finding = await asyncio.to_thread(self._view.finding, finding_id)
-        if finding is None:
-            refuse(404, f"finding: {finding_id!r}: unknown here: see /api/v1/findings")
+        finding = await self._people.finding(request.path_params["id"])
         form = parameters.choice(request, "format", _FORMATS)
         text = request.query_params.get("ranks")
         ranks = None if text is None else parameters.ranks_in(text)

@@ -13,9 +13,9 @@ client asks checks that, and forwards a request without the Origin.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.applications import Starlette
@@ -34,7 +34,7 @@ from frd.service.access.grants import Tokens
 from frd.service.access.refusals import Refusals
 from frd.service.evidence.logs import logs_json
 from frd.service.findings.silences import Refused
-from frd.service.http import parameters, runbooks
+from frd.service.http import parameters
 from frd.service.http.answers import (
     API_VERSION,
     DEFAULT_FINDINGS,
@@ -44,22 +44,20 @@ from frd.service.http.answers import (
     json_answer,
     refuse,
 )
-from frd.service.http.health_json import health_json, targets_json
+from frd.service.http.job_json import health_json, targets_json
 from frd.service.http.json_api import cluster_json, findings_json, job_json, jobs_json
 from frd.service.http.people import PeopleApi
 from frd.service.http.pictures import FORMS, Pictures
 from frd.service.http.web.events import Events
-from frd.service.http.web.pages import FILES, Pages
+from frd.service.http.web.pages import FILES, RUNBOOKS, Pages, load_runbooks
 from frd.service.http.web.past import Past
 from frd.service.http.web.session import PATH as SESSION
-from frd.service.http.web.session import OwnPage, Sessions
+from frd.service.http.web.session import Handler, OwnPage, Sessions
 from frd.service.metrics import collector
 from frd.service.view import ServiceView
 
 if TYPE_CHECKING:
     from frd.service.http.peers.peers import Peers  # needs httpx, which only a cluster needs
-
-Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 @decodable
@@ -98,8 +96,8 @@ def create_app(
     web: WebOptions = WebOptions(),  # frozen
 ) -> Starlette:
     """The ASGI application of one service; `peers` are the other replicas of its cluster."""
-    pictures = Pictures(view)
     people = PeopleApi(view)
+    pictures = Pictures(view, people)
     api, by = _Api(view, pictures, people, web.alertmanager_url), peers or _Alone()
     sessions = Sessions(web.tokens, web.public_url, web.refusals)
     asked = {"jobs": by.jobs(api.jobs), "health": by.health(api.health), "job": by.owner(api.job)}
@@ -131,7 +129,7 @@ def create_app(
         Route(SESSION, sessions.show),
         Route(SESSION, sessions.sign_in, methods=["POST"]),
         Route(SESSION, sessions.sign_out, methods=["DELETE"]),
-        Route(runbooks.PREFIX + "{name:anything}", api.runbook),
+        Route(RUNBOOKS + "{name:anything}", api.runbook),
         *(_pages() if web.has_page else ()),
     ]
     return Starlette(
@@ -191,7 +189,7 @@ class _Api:
         self._pictures = pictures
         self._people = people
         self._alertmanager_url = alertmanager_url
-        self._runbooks = runbooks.load()
+        self._runbooks = load_runbooks()
         self._past = Past(view)
 
     async def metrics(self, _: Request, *, of_findings: bool = False) -> Response:
@@ -297,7 +295,7 @@ class _Api:
             most = f"{MAX_DUMP_TIMEOUT_S:g} seconds"
             refuse(400, f"timeout_s: {wanted.timeout_s:g}: write up to {most}")
         ranks = parameters.ranks_of(wanted.ranks, view)
-        result = await self._view.dumper.take(
+        result = await self._view.live.take(
             view.key, ranks, stacks=wanted.stacks, timeout_s=wanted.timeout_s
         )
         answer = {
@@ -334,7 +332,7 @@ class _Api:
     async def runbook(self, request: Request) -> Response:
         name = request.path_params["name"]
         if (page := self._runbooks.get(name)) is None:
-            refuse(404, f"runbook: {name!r}: unknown here: see {runbooks.PREFIX}")
+            refuse(404, f"runbook: {name!r}: unknown here: see {RUNBOOKS}")
         return page.answer(request)
 
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from frd.engine.engine import Engine
 from frd.model import AttemptKey
-from frd.service.ingest.buffers.entries import EntryBuffer
-from frd.service.ingest.buffers.watermarks import WatermarkBuffer
+from frd.service.ingest.buffers import EntryBuffer, WatermarkBuffer
 from frd.service.ingest.job_runs import JobRuns
 from frd.service.ingest.revisions import MAX_SESSIONS, Revisions
 from frd.service.ingest.wall_times import WallTimes

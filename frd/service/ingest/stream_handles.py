@@ -85,10 +85,6 @@ class StreamHandles:
             pairs = self._pairs[rows, columns]
         return pairs
 
-    def resolved(self) -> Int32s:
-        """All pairs that have been looked up."""
-        return self._pairs[self._pairs >= 0]
-
     def signatures(
         self, indexes: npt.NDArray[Any], known: Sequence[Signature], *, may_lack: bool = False
     ) -> Int32s:

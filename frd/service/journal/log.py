@@ -19,7 +19,8 @@ from frd.wire.messages import AgentEvent
 
 
 class Log(Protocol):
-    """The methods are for the event loop; only those with `async` wait."""
+    """The methods are for the event loop; only those with `async` wait. Without an implementation
+    they do nothing."""
 
     @property
     def position(self) -> int:
@@ -50,29 +51,29 @@ class Log(Protocol):
         self, kind: RecordKind, at: AlignedNs, stream: int = 0, payload: bytes = b""
     ) -> None:
         """Anything but a message or a tick; see `RecordKind`."""
-        ...
+        return
 
     def message(self, stream: int, at: AlignedNs, data: bytes, event: AgentEvent) -> bool:
         """An accepted message. False: it is left out, so neither it nor any later message of the
         stream may be acknowledged; `take_cut` names the stream when it should end."""
-        ...
+        return True
 
     def take_cut(self) -> Collection[int]:
         """Streams that lack messages in the log, once it takes records again; each only once."""
-        ...
+        return ()
 
     def tick(self, at: AlignedNs) -> None:
         """The engine advanced; what waits is written now."""
-        ...
+        return
 
     def adopt(self, settings: bytes, limits: JournalLimits, at: AlignedNs) -> None:
         """The settings and limits of all later records."""
-        ...
+        return
 
     def keep_dismissed(self, ids: Collection[str], at: AlignedNs) -> None:
         """These findings were closed by hand and their trouble lasts: the next owner must know
         them, and no others."""
-        ...
+        return
 
     async def save(self, findings: Sequence[Finding], at: AlignedNs) -> None:
         """Put versions of findings into the log, and return when they are stored.
@@ -80,13 +81,13 @@ class Log(Protocol):
         Raises:
             Fenced: another replica owns the log.
         """
-        ...
+        return
 
     def abandon(self) -> None:
         """Another replica owns the cell: write and acknowledge nothing more. `stop` is not needed
         then."""
-        ...
+        return
 
     async def stop(self) -> None:
         """Write what waits, as far as that is possible in a short time, and end."""
-        ...
+        return

@@ -34,7 +34,6 @@ class Recovered:
     closed: tuple[Finding, ...]
     """All others that were closed since the checkpoint, or that were not shared before it."""
     pauses: tuple[JobPauses, ...]
-    records: int
     last_at: AlignedNs
     """The latest time of a record, UTC of its owner's machine; 0: there is none."""
 
@@ -56,9 +55,8 @@ async def recover(
     bounds = await log.bounds()
     findings: dict[str, Finding] = {}
     over: dict[str, bool] = {}
-    learned, count, ahead_ns, last_at = b"", 0, 0, AlignedNs(0)
+    learned, ahead_ns, last_at = b"", 0, AlignedNs(0)
     async for records in read(log, await _last_checkpoint(log, bounds), bounds.last, warn):
-        count += len(records)
         for record in records:
             play(record)
             if record.kind in (RecordKind.START, RecordKind.SETTINGS):
@@ -82,7 +80,7 @@ async def recover(
     known = tuple(finding for finding in by_age if not over[finding.id])
     closed = tuple(finding for finding in by_age if over[finding.id])
     pauses = payloads.usable(payloads.decode_pauses, learned, warn) or ()
-    return Recovered(known, closed, tuple(pauses), count, AlignedNs(last_at + ahead_ns))
+    return Recovered(known, closed, tuple(pauses), AlignedNs(last_at + ahead_ns))
 
 
 async def _last_checkpoint(log: FencedLog, bounds: Bounds) -> int:

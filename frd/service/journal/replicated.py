@@ -24,8 +24,7 @@ from frd.cluster.log import Fenced, LogLost
 from frd.cluster.packing import MAX_RECORD_BYTES
 from frd.model import AlignedNs, Finding
 from frd.service.journal.appending import Appender
-from frd.service.journal.kept_findings import KeptFindings
-from frd.service.journal.preamble import Preamble
+from frd.service.journal.preamble import KeptFindings, Preamble
 from frd.service.journal.runs import Budget, Run, Runs
 from frd.store.journal import JournalLimits
 from frd.store.records import Record, RecordKind

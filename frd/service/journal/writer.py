@@ -12,12 +12,13 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from frd.model import AlignedNs, Finding
+from frd.model import AlignedNs
+from frd.service.journal.log import Log
 from frd.service.journal.preamble import Preamble
 from frd.store.journal import OLD_SUFFIX, Journal, JournalLimits, old_files
 from frd.store.records import Record, RecordKind
@@ -32,8 +33,13 @@ _Batch: TypeAlias = list[tuple[Record, bool]]
 log = logging.getLogger(__name__)
 
 
-class JournalWriter:
-    """A `Log`. The methods are for the event loop."""
+class JournalWriter(Log):
+    """The methods are for the event loop. No other process has this log, and findings are kept by
+    the findings database: a service that restarts begins with what is open, and a replay finds its
+    own."""
+
+    position = 0
+    fenced = False
 
     def __init__(
         self, folder: Path, *, settings: bytes, now: AlignedNs, limits: JournalLimits
@@ -54,7 +60,6 @@ class JournalWriter:
         self._sent_bytes = 0
         self._written_bytes = 0
         self._overflowed = 0
-        self.position = 0
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         """Calls for the thread; None ends it."""
         self._thread = threading.Thread(target=self._write, name="frd-journal", daemon=True)
@@ -63,10 +68,6 @@ class JournalWriter:
     @property
     def stored(self) -> int:
         return self.position
-
-    @property
-    def fenced(self) -> bool:
-        return False
 
     @property
     def dropped(self) -> int:
@@ -97,9 +98,6 @@ class JournalWriter:
         self._put(Record(RecordKind.MESSAGE, at, stream, data), preamble=declares)
         return True
 
-    def take_cut(self) -> Sequence[int]:
-        return ()
-
     def tick(self, at: AlignedNs) -> None:
         """The engine advanced; pass the batch to the thread."""
         self.record(RecordKind.TICK, at)
@@ -109,15 +107,6 @@ class JournalWriter:
         """The settings and limits of all later records."""
         self._hand_over()
         self._do(partial(self._journal.adopt, settings, limits, at))
-
-    def keep_dismissed(self, ids: Collection[str], at: AlignedNs) -> None:
-        """Nothing to do: a service that restarts begins with what is open."""
-
-    async def save(self, findings: Sequence[Finding], at: AlignedNs) -> None:
-        """Nothing to do: the findings database keeps them, and a replay finds its own."""
-
-    def abandon(self) -> None:
-        """Does not happen: no other process has this log."""
 
     async def stop(self) -> None:
         await asyncio.to_thread(self.close)

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from frd.forms import clock_text, fold_ranks, utc_text
 from frd.model import UNKNOWN_SEQ, Finding, FindingState, Kind
 from frd.service.timelines.drawing import OF_MEMORY
-from frd.service.timelines.timeline import MOMENT_NS, Bar, Curve, Gap, Timeline
+from frd.service.timelines.timeline import MOMENT_NS, Bar, Gap, Timeline
 
 Json: TypeAlias = dict[str, Any]
 
@@ -159,12 +159,8 @@ def _memory(finding: Finding, timeline: Timeline, begin: int) -> Json:
             for curve in timeline.curves
         ],
         "at_s": [round((moment * MOMENT_NS - begin) / 1e9, 3) for moment in moments],
-        "bytes": [_values(curve, moments) for curve in timeline.curves],
+        "bytes": [[*map(curve.values.get, moments)] for curve in timeline.curves],
     }
-
-
-def _values(curve: Curve, moments: Sequence[int]) -> list[int | None]:
-    return [curve.values.get(moment) for moment in moments]
 
 
 def _lateness(finding: Finding, timeline: Timeline, begin: int) -> Json:

@@ -10,7 +10,7 @@ import pytest
 
 from frd.cli import BLIND, FAILED, FINDINGS_PRESENT
 from frd.cli.client import Client
-from frd.cli.commands.findings.one import said_by
+from frd.cli.commands.findings.people import said_by
 from tests.world.daemons import STEADY, Stage, findings, frd, until
 
 pytestmark = [pytest.mark.torch, pytest.mark.recorder, pytest.mark.timeout(300)]
@@ -54,9 +54,8 @@ def test_an_agent_is_killed_under_a_healthy_job() -> None:
             "frd: error: job: 'TYPO': unknown to this service: it knows 'demo-steady'\n"
         )
 
-        assert stage.agent is not None
-        stage.agent.kill()
-        stage.agent.wait()
+        stage.process("agent").kill()
+        stage.process("agent").wait()
         until(lambda: watching()["blind"])
         blind = frd(*command)
         assert blind.returncode == BLIND
@@ -77,10 +76,9 @@ def test_an_agent_is_killed_under_a_healthy_job() -> None:
 
         _close_by_hand(stage, client)
 
-        assert stage.service is not None
-        stage.service.kill()
-        stage.agent.terminate()
-        assert stage.agent.wait(10) == 0
+        stage.process("service").kill()
+        stage.process("agent").terminate()
+        assert stage.process("agent").wait(10) == 0
         assert all(rank.poll() is None for rank in stage.ranks)
 
 

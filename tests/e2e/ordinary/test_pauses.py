@@ -54,9 +54,8 @@ def test_checkpoints_over_three_starts_and_a_restart_of_the_service() -> None:
         assert len(first) <= 1
         assert {(f["kind"], f["severity"]) for f in first} <= {("stall", "warning")}
 
-        assert stage.service is not None
-        stage.service.send_signal(signal.SIGTERM)
-        stage.service.wait(30)
+        stage.process("service").send_signal(signal.SIGTERM)
+        stage.process("service").wait(30)
         stage.start_service(ports)
         run_to_end(stage, http, "1", f"{CHECKPOINT_S}")
         assert [f["id"] for f in findings(http)] == [f["id"] for f in first]

@@ -160,9 +160,8 @@ def test_the_doctor_finds_what_is_broken(tmp_path: Path) -> None:
         for name in ("agent", "service, gRPC", "service, HTTP", "service hears the agent", "clock"):
             assert found[name]["state"] == "ok", found[name]
 
-        assert stage.agent is not None
-        stage.agent.kill()
-        stage.agent.wait()
+        stage.process("agent").kill()
+        stage.process("agent").wait()
         broken = run_program(
             [*doctor, "--http", free_address(), "--", "bash", "run.sh"],
             env=env | {"TORCH_FR_BUFFER_SIZE": "0", "PATH": f"{Path(sys.executable).parent}:/bin"},

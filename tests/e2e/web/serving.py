@@ -39,8 +39,8 @@ from frd.model import (
 )
 from frd.service.access.grants import Tokens
 from frd.service.access.refusals import Refusals
-from frd.service.http.guard import HttpGuard
 from frd.service.http.routes import WebOptions, create_app
+from frd.service.http.web.session import HttpGuard
 from frd.service.servers import HttpServer
 from tests.world import observe
 from tests.world.http_api import Service

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from frd.cluster.cells import cell_of
 from frd.model import Change, Confidence, EntryColumns, Finding, FindingEvent, FindingState, Kind
-from frd.service.cells.archive import Opened
+from frd.service.cells.owner import Opened
 from frd.service.ingest.streams import Stream
 from frd.service.journal.payloads import decode_finding
 from frd.service.journal.reading import read, recover

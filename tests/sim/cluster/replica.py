@@ -14,17 +14,16 @@ from frd.cluster.cluster import Cluster
 from frd.cluster.heartbeats import HeartbeatLease
 from frd.cluster.lease import Replica
 from frd.cluster.log import FencedLog
-from frd.config import ClusterOptions, Config, StoreLimits
+from frd.config import ClusterOptions, Config
+from frd.config.sections import StoreLimits
 from frd.errors import ClusterError
 from frd.model import FindingEvent, ServiceRawNs
 from frd.rpc import Context
 from frd.service.access.admission import Admission
-from frd.service.cells.archive import Archive, Opened
 from frd.service.cells.cell import Cell, Common
 from frd.service.cells.cells import Cells
-from frd.service.cells.holding import LateHomes
-from frd.service.cells.homes import ReplicaHomes
-from frd.service.cells.owner import CellOwner
+from frd.service.cells.homes import LateHomes, ReplicaHomes
+from frd.service.cells.owner import Archive, CellOwner, Opened
 from frd.service.cells.replica import SharedArchive, _copy
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.real_time import RealTime

@@ -18,7 +18,7 @@ from frd.cluster import cells, ownership
 from frd.cluster.cells import cell_of
 from frd.model import FindingEvent
 from frd.service.cells import owner
-from frd.service.cells.archive import Opened
+from frd.service.cells.owner import Opened
 from frd_agent.uplink.endpoint import Endpoint, Target
 from frd_agent.uplink.route import Route
 from tests.sim.agent import SimAgent

@@ -15,7 +15,7 @@ import termios
 import pytest
 
 from frd.cli import BLIND, FAILED, FINDINGS_PRESENT
-from frd.cli.commands.findings.one import said_by
+from frd.cli.commands.findings.people import said_by
 from frd.cli.screens.watching import watching_text
 from tests.unit.cli.shell import Shell
 from tests.world.daemons import run_program, until

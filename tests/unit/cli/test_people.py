@@ -10,7 +10,7 @@ import time
 import pytest
 
 from frd.cli import FAILED
-from frd.cli.commands.findings.one import said_by
+from frd.cli.commands.findings.people import said_by
 from frd.forms import utc_ns
 from tests.unit.cli.shell import Shell
 from tests.world.http_service import FINDING, Service

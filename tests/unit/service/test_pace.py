@@ -22,7 +22,7 @@ def sampled(*samples: tuple[float, int]) -> tuple[float | None, ...]:
     paces = Paces()
     for second, matched in samples:
         paces.sample([view(matched)], at(second))
-    return paces.known[TRAIN].recent
+    return paces.known[TRAIN]
 
 
 def test_collectives_a_second() -> None:
@@ -57,10 +57,10 @@ def test_an_attempt_that_is_absent_is_forgotten() -> None:
     before = paces.known
     paces.sample([view(20)], at(10))
     assert paces.known.keys() == {TRAIN}
-    assert before[OTHER].recent == (None, 1.0)
+    assert before[OTHER] == (None, 1.0)
     paces.sample([view(30), view(9, OTHER)], at(15))
-    assert paces.known[TRAIN].recent == (None, 2.0, 2.0, 2.0)
-    assert paces.known[OTHER].recent == (None,)
+    assert paces.known[TRAIN] == (None, 2.0, 2.0, 2.0)
+    assert paces.known[OTHER] == (None,)
 
 
 def test_the_total_of_an_engine() -> None:
@@ -74,4 +74,4 @@ def test_the_total_of_an_engine() -> None:
     job.entries(0, [40], created=9)
     job.entries(1, [40], Flags.JOINED, created=9)
     paces.sample([job.attempt.view(at(10))], at(10))
-    assert paces.known[AttemptKey("job", 0)].recent == (None, 4.0, 4.0)
+    assert paces.known[AttemptKey("job", 0)] == (None, 4.0, 4.0)

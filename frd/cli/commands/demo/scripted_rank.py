@@ -1,6 +1,6 @@
 """A rank without torch: it writes a tap's files and answers like torch's worker server.
 
-It replaces a real rank if torch is not installed, and in tests. An agent watches one of a process.
+It replaces a real rank if torch is not installed. An agent watches one of a process.
 Nothing is communicated: the caller says when the rank enters and leaves a collective, and
 the recorder reports it as Gloo's Flight Recorder does (entries stay `scheduled`, `retired` says
 completed).
@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,10 @@ class ScriptedRank:
         world: int = 1,
         *,
         job: str = "scripted",
-        ring: int = RING,
         groups: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.groups = dict(groups or {WORLD: tuple(range(world))})
-        self.entries: deque[dict[str, Any]] = deque(maxlen=ring)
+        self.entries: deque[dict[str, Any]] = deque(maxlen=RING)
         self._enqueued: dict[str, int] = {}
         self._completed: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -56,16 +55,6 @@ class ScriptedRank:
         self._thread.start()
         self.publish_identity()
         self.publish()
-
-    @property
-    def seq(self) -> int:
-        """The last collective of all ranks that this rank entered."""
-        return self._enqueued.get(WORLD, 0)
-
-    @property
-    def completed(self) -> int:
-        """The last collective of all ranks that this rank left."""
-        return self._completed.get(WORLD, 0)
 
     def enter(self, group: str = WORLD, op: str = "all_reduce") -> None:
         """Enqueue the group's next collective."""
@@ -94,23 +83,11 @@ class ScriptedRank:
         rows = [(tap.GENERIC, *row) for row in self._status()]
         self._files.write_counters(time.time_ns(), time.monotonic_ns(), rows)
 
-    def publish_memory(self, devices: list[tap.Device], errors: Sequence[tap.Error] = ()) -> None:
-        """What torch's allocator holds, by device, and the allocations that failed."""
-        now_ns = time.time_ns()
-        self._files.write_memory(now_ns, time.time_ns(), time.monotonic_ns(), devices, [*errors])
-
     def end(self, error: BaseException) -> None:
         """Write the exit record of a program that died of an exception."""
         detail = f"{type(error).__name__}: {error}"
         self.identity["exit"] = {"kind": "exception", "detail": detail, "at_ns": time.time_ns()}
         self.publish_identity()
-
-    def close(self) -> None:
-        """Like the end of the process, but the files stay."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-        self.socket.unlink(missing_ok=True)
 
     # -- the worker server's answers -----------------------------------------------------------
 

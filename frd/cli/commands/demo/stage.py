@@ -10,7 +10,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import selectors
 import shutil
 import signal
 import socket
@@ -26,6 +25,7 @@ from typing import Any, Self
 
 import frd
 from frd.cli.commands.demo.scenarios import Scenario
+from frd.cli.signals import first_line
 from frd.errors import ServiceUnavailable
 
 _READY_WITHIN_S = 20.0
@@ -75,8 +75,6 @@ class Stage:
         self.run_dir = self.folder / "run"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._named: dict[str, subprocess.Popen[bytes]] = {}
-        self.service: subprocess.Popen[bytes] | None = None
-        self.agent: subprocess.Popen[bytes] | None = None
         self.ranks: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
@@ -100,7 +98,7 @@ class Stage:
             ServiceUnavailable: it ended or was not ready in time; the message has its last output.
         """
         policy = {f"FRD_POLICY__{key.upper()}": str(v) for key, v in self.scenario.policy.items()}
-        service = self.service = self.spawn(
+        service = self.spawn(
             name,
             [sys.executable, "-m", "frd", "serve"]
             + ["--grpc", at.grpc, "--http", at.http]
@@ -109,18 +107,13 @@ class Stage:
             environment={**os.environ, "FRD_WEB": "true", **policy, **environment},
             stdout=subprocess.PIPE,
         )
-        assert service.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(service.stdout, selectors.EVENT_READ)
-            ready = selector.select(_READY_WITHIN_S)
-        line = service.stdout.readline() if ready else b""
-        if not line:
+        if not (line := first_line(service, _READY_WITHIN_S)):
             raise ServiceUnavailable(f"frd serve: did not start: {self.log(name)[-500:]}")
         return Addresses(**json.loads(line))
 
     def start_agent(self, *services: Addresses) -> None:
         addresses = ",".join(service.grpc for service in services)
-        self.agent = self.spawn(
+        self.spawn(
             "agent",
             [sys.executable, "-m", "frd_agent", "run", "--service", addresses]
             + ["--run-dir", str(self.run_dir), "--metrics", "off"],

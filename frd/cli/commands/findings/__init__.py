@@ -19,8 +19,8 @@ from rich.text import Text
 from frd.cli import BLIND, FINDINGS_PRESENT
 from frd.cli.client import Client, unknown_job
 from frd.cli.commands.findings.export import export
-from frd.cli.commands.findings.one import close, show
-from frd.cli.commands.findings.people import ack, assign, note, silence
+from frd.cli.commands.findings.one import show
+from frd.cli.commands.findings.people import ack, assign, close, note, silence
 from frd.cli.completion import finding_ids, job_names
 from frd.cli.options import console, output_option, print_json, service_options, since_option
 from frd.cli.screens import live, records
@@ -68,7 +68,7 @@ class _Findings(click.Group):
 )
 @click.option("--job", metavar="J", shell_complete=job_names, help="Only findings of this job.")
 @click.option("--all", "closed_too", is_flag=True, help="Closed findings as well.")
-@since_option
+@since_option("Findings that were open")
 @click.option("--watch", is_flag=True, help="Redraw every second; in a pipe, print what is new.")
 @output_option
 @service_options

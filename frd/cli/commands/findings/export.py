@@ -19,7 +19,7 @@ import click
 
 from frd.cli.client import Client
 from frd.cli.completion import job_names
-from frd.cli.options import FILE, service_options, when
+from frd.cli.options import FILE, service_options, since_option, when
 from frd.forms import csv_cell, fold_ranks
 from frd.store.new_path import check_new, new_path
 from frd.usage import examples
@@ -40,12 +40,7 @@ _COLUMNS = (
     ),
 )
 @click.option("--job", metavar="J", shell_complete=job_names, help="Only findings of this job.")
-@click.option(
-    "--since",
-    metavar="WHEN",
-    callback=when,
-    help="Opened then or later: 7d, 12h, 30m ago, or a time.",
-)
+@since_option("Opened")
 @click.option("--until", metavar="WHEN", callback=when, help="Opened before then.")
 @click.option(
     "--format",

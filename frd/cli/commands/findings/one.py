@@ -1,9 +1,7 @@
-"""One finding: `frd findings ID` shows all of it, `frd findings close ID` closes it by hand."""
+"""One finding: `frd findings ID` shows all of it."""
 
 from __future__ import annotations
 
-import getpass
-import socket
 from typing import Any
 from urllib.parse import quote
 
@@ -21,7 +19,6 @@ from frd.errors import FrdError, UnknownThing
 from frd.usage import examples, guess, plain
 
 _LEAST_PREFIX = 4
-_MOST_CHARS = 100
 _SEARCHED = "10000"
 """Number of the newest findings among which the beginning of an id is searched."""
 
@@ -68,37 +65,6 @@ def show(client: Client, finding: str, log_only: bool, as_json: bool) -> int:
         if client.has_page():
             screen.print(f"page: {finding_page(client.url, found['id'])}", soft_wrap=True)
     return FINDINGS_PRESENT if found["state"] == "open" or found.get("goes_on") else 0
-
-
-@click.command(
-    "close",
-    epilog=examples('frd findings close 5f0c6a2e91d3b784 --because "checkpoint to a slow disk"'),
-)
-@ID
-@click.option("--because", metavar="TEXT", required=True, help="Why; stored with the finding.")
-@json_option
-@service_options
-def close(client: Client, finding: str, because: str, as_json: bool) -> None:
-    """Close an open finding by hand: its alert ends.
-
-    While the incident lasts, its job stays stalled, `frd findings` lists the finding as closed by
-    hand, and no other finding opens. If the service has tokens, this needs an operator's token.
-    """
-    found = find(client, finding)
-    closed = client.post(finding_path(found, "close"), {"because": because, "by": said_by()})
-    if as_json:
-        print_json(closed)
-    else:
-        click.echo(f"closed {closed['id']}: {plain(closed['summary'])}")
-
-
-def said_by() -> str:
-    """Who types this: user and host. A service with tokens records the token's name instead."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container without a name for its user
-        user = "unknown"
-    return f"{user}@{socket.gethostname()}"[:_MOST_CHARS]
 
 
 def finding_path(finding: Any, *rest: str) -> str:

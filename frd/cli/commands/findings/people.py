@@ -1,4 +1,4 @@
-"""What people say of findings: `frd findings ack`, `assign`, `note` and `silence`.
+"""What people say of findings: `frd findings ack`, `assign`, `note`, `silence`, `close`.
 
 The service records who said it: the name of the token, or, without tokens, user and host of this
 command, which the service shows as unverified.
@@ -7,17 +7,20 @@ command, which the service shows as unverified.
 from __future__ import annotations
 
 import functools
+import getpass
+import socket
 from typing import Any
 from urllib.parse import quote
 
 import click
 
 from frd.cli.client import Client
-from frd.cli.commands.findings.one import ID, find, finding_path, said_by
+from frd.cli.commands.findings.one import ID, find, finding_path
 from frd.cli.completion import finding_ids, job_names
 from frd.cli.options import json_option, print_json, service_options, when
 from frd.usage import examples, plain
 
+_MOST_CHARS = 100
 _SILENCES = "/api/v1/silences"
 
 
@@ -130,6 +133,33 @@ def silence(
         whole = {"job": job} if job is not None else {"node": node}
         put = client.post(_SILENCES, {**body, **whole, "by": said_by()})
         _print(put, f"silenced: {_line(put)}", as_json)
+
+
+@click.command(
+    "close",
+    epilog=examples('frd findings close 5f0c6a2e91d3b784 --because "checkpoint to a slow disk"'),
+)
+@ID
+@click.option("--because", metavar="TEXT", required=True, help="Why; stored with the finding.")
+@json_option
+@service_options
+def close(client: Client, finding: str, because: str, as_json: bool) -> None:
+    """Close an open finding by hand: its alert ends.
+
+    While the incident lasts, its job stays stalled, `frd findings` lists the finding as closed by
+    hand, and no other finding opens. If the service has tokens, this needs an operator's token.
+    """
+    closed = _say(client, finding, "close", {"because": because})
+    _print(closed, f"closed {closed['id']}: {plain(closed['summary'])}", as_json)
+
+
+def said_by() -> str:
+    """Who types this: user and host. A service with tokens records the token's name instead."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without a name for its user
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"[:_MOST_CHARS]
 
 
 def _say(client: Client, name: str, what: str, body: dict[str, Any]) -> Any:

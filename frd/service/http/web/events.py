@@ -28,11 +28,10 @@ from frd.forms import json_bytes, utc_text
 from frd.service.access.grants import Tokens
 from frd.service.http.answers import refuse
 from frd.service.http.web.finding_news import FindingNews
-from frd.service.http.web.session import host_of
+from frd.service.http.web.session import Handler, host_of
 from frd.service.periodic import Faults
 from frd.service.view import ServiceView
 
-Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 _Topic: TypeAlias = tuple[str, str]
 """The name of an event, and the job that it is about; empty for none."""
 
@@ -189,7 +188,8 @@ class _Feed:
         while time.monotonic() < end_at:
             news = self._news
             parts = []
-            if self._findings and finding < self._findings[0][0] - 1 and self._is_full():
+            is_full = len(self._findings) == _REMEMBERED
+            if is_full and finding < self._findings[0][0] - 1:
                 parts.append(_event("hello", self._now()))  # it has missed some
             for number, data in self._findings:
                 if number > finding:
@@ -208,9 +208,6 @@ class _Feed:
                     await news.wait()
             except TimeoutError:
                 yield _event("tick", self._now())
-
-    def _is_full(self) -> bool:
-        return len(self._findings) == _REMEMBERED
 
     def _now(self) -> bytes:
         state = self._view.state

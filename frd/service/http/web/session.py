@@ -1,7 +1,14 @@
-"""Signing in with a browser: the token becomes a cookie that scripts cannot read.
+"""Which requests are authorized: by a bearer token, or by the cookie of a browser that signed in.
 
-The cookie is the token itself, so that any replica takes it, and a token that is withdrawn ends its
-sessions. It ends with the browser. `SameSite=Strict` keeps it from requests that other sites cause.
+The cookie is the token itself, which scripts cannot read, so that any replica takes it, and a token
+that is withdrawn ends its sessions. It ends with the browser. `SameSite=Strict` keeps it from
+requests that other sites cause.
+
+`HttpGuard` wraps the whole application, so that no route can be forgotten. Health and readiness
+need no token, because supervisors have none; nor do runbooks and the files of the web page, because
+they reveal nothing about a job and a link in an alert has no token. Behind the guard, a cookie is a
+bearer token like any other, also when a request is forwarded to another replica. Caches know
+nothing about such a cookie, so answers of the API forbid them to keep what it authorizes.
 """
 
 from __future__ import annotations
@@ -14,15 +21,17 @@ from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request, cookie_parser
 from starlette.responses import Response
-from starlette.types import Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from frd.decodable import decodable
-from frd.service.access.grants import EVERYTHING, Grant, Role, Tokens
+from frd.service.access.grants import EVERYTHING, GRANT, Grant, Role, Tokens
 from frd.service.access.refusals import Refusals
 from frd.service.http import parameters
-from frd.service.http.answers import json_answer, refuse
+from frd.service.http.answers import error_response, json_answer, refuse
+from frd.service.http.web.pages import is_page
 
 PATH: Final = "/api/v1/session"
 COOKIE: Final = "frd_token"
@@ -31,6 +40,9 @@ SECURE_COOKIE: Final = f"__Host-{COOKIE}"
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _MAX_TOKEN_CHARS: Final = 2048
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+
+OPEN: Final = ("/-/healthy", "/-/ready", PATH)
+_API: Final = "/api/"
 
 
 @decodable
@@ -170,3 +182,75 @@ def _origin(url: str) -> tuple[str, str, int | None] | None:
     except ValueError:
         return None
     return (parts.scheme, parts.hostname, port) if parts.hostname else None
+
+
+# -- the guard of all routes ----------------------------------------------------------------------
+
+
+class HttpGuard:
+    """`refusals` counts by reason: ``token`` (also if there is none) or ``role``."""
+
+    def __init__(self, app: ASGIApp, tokens: Tokens, refusals: Refusals) -> None:
+        self._app = app
+        self._tokens = tokens
+        self._refusals = refusals
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if scope["path"].startswith(_API):
+            send = _unkept(send)
+        scope = _with_cookie(scope)
+        if scope["path"] in OPEN or is_page(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        role = _role(scope["method"], scope["path"])
+        token = Headers(scope=scope).get("authorization")
+        grant = self._tokens.grant(token)
+        if grant is None:
+            await self._refusals.no_grant(host_of(scope), token)
+            message = "authorization: missing or unknown token: name a token file"
+            answer = error_response(401, message, {"WWW-Authenticate": "Bearer"})
+        elif not grant.may(role):
+            self._refusals.http["role"] += 1
+            answer = error_response(
+                403, f"authorization: the token's role may not do this: use {role}"
+            )
+        else:
+            await self._app({**scope, GRANT: grant}, receive, send)
+            return
+        await answer(scope, receive, send)
+
+
+def _unkept(send: Send) -> Send:
+    """`send`, with a header that forbids caches to keep the answer unless it has one about that."""
+
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).setdefault("cache-control", "private, no-store")
+        await send(message)
+
+    return sent
+
+
+def _with_cookie(scope: Scope) -> Scope:
+    """The scope of a request, with the token of its cookie unless it has another one."""
+    headers = Headers(scope=scope)
+    token = None if "authorization" in headers else token_in(headers.get("cookie"))
+    if token is None:
+        return scope
+    bearer = (b"authorization", b"Bearer " + token.encode("latin-1", "replace"))
+    return {**scope, "headers": [*scope["headers"], bearer]}
+
+
+def _role(method: str, path: str) -> Role:
+    """Reading needs the role reader; changes (taking a dump, what people say) need operator.
+
+    So does reading a dump, which holds the stack frames of the user's program, and the end of a
+    log, which may hold anything.
+    """
+    # A route also matches a path with a line break at its end.
+    is_log = path.startswith("/api/v1/findings/") and path.rstrip("\n").endswith("/log")
+    is_inside = is_log or path.startswith("/api/v1/dumps")
+    return Role.READER if method in ("GET", "HEAD") and not is_inside else Role.OPERATOR

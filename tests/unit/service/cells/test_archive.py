@@ -18,10 +18,9 @@ from frd.errors import StoreError
 from frd.forms import later
 from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState, Note
 from frd.service.cells.alone import LocalLease
-from frd.service.cells.archive import Opened
+from frd.service.cells.owner import Opened
 from frd.service.cells.replica import SharedArchive
 from frd.service.clocks.real_time import RealTime
-from frd.service.journal.kept_findings import KeptFindings
 from frd.service.journal.payloads import (
     Settings,
     decode_finding,
@@ -29,6 +28,7 @@ from frd.service.journal.payloads import (
     encode_finding,
     settings_of,
 )
+from frd.service.journal.preamble import KeptFindings
 from frd.service.journal.reading import recover
 from frd.store.findings import FindingStore
 from frd.store.records import Record, RecordKind

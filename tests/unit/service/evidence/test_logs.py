@@ -12,8 +12,8 @@ import pytest
 
 from frd.model import AttemptKey, Change, FindingEvent
 from frd.service.access.grants import Tokens
-from frd.service.http.guard import HttpGuard
 from frd.service.http.routes import WebOptions
+from frd.service.http.web.session import HttpGuard
 from frd.wire.messages import Part
 from tests.unit.service.http.three import CLOSED_C, OPERATOR, READER, SCRIPTS, A, token_file
 from tests.world.http_api import Client, Service, closed, finding, job_view

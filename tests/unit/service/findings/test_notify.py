@@ -16,7 +16,7 @@ from frd.errors import ConfigError
 from frd.model import Change, FindingEvent
 from frd.service.findings import notifier as notifier_module
 from frd.service.findings.notifier import Notifier
-from frd.service.http.runbooks import load as runbooks
+from frd.service.http.web.pages import load_runbooks as runbooks
 from frd.store.findings import Owed
 from tests.world.daemons import free_port, until
 from tests.world.notified import Scene

@@ -19,7 +19,7 @@ from frd.forms import utc_ns, utc_text
 from frd.model import AlignedNs, AttemptKey, Change, FindingEvent, Kind, SeriesInfo, SeriesKind
 from frd.service.http.json_api import group_json
 from frd.service.http.routes import WebOptions
-from frd.service.http.runbooks import Runbook
+from frd.service.http.web.pages import Runbook
 from frd.service.state import ServiceState
 from tests.world.http_api import Client, Service, closed, finding, job_view
 from tests.world.views import NOW, SECOND

@@ -12,9 +12,8 @@ import pytest
 
 from frd.service.access import refusals
 from frd.service.access.grants import Tokens
-from frd.service.http.guard import HttpGuard
 from frd.service.http.routes import WebOptions, create_app
-from frd.service.http.web.session import COOKIE, SECURE_COOKIE
+from frd.service.http.web.session import COOKIE, SECURE_COOKIE, HttpGuard
 from tests.world.http_api import Service
 from tests.world.virtual_time import in_virtual_time
 

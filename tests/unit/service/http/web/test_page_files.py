@@ -168,7 +168,7 @@ def test_files_are_read_once(tmp_path: Path) -> None:
     pages = Pages(tmp_path)
     (tmp_path / "index.html").unlink()
     (tmp_path / "sub/a.js").write_text("changed")
-    assert {name: file.content.decode() for name, file in pages._files.items()} == {
+    assert {name: file.plain.decode() for name, file in pages._files.items()} == {
         "index.html": "index.html",
         "sub/a.js": "sub/a.js",
         "NOTICE": "NOTICE",
