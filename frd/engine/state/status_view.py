@@ -1,69 +1,37 @@
 """One attempt as metrics and HTTP show it: ranks and groups of a `frd.engine.views.AttemptView`.
 
-Made every second and read far less often. So what is needed is copied, and reduced when it is read
-for the first time, in whatever thread; the objects of 98,304 ranks are made when they are read.
+Reduced when it is read for the first time; the objects of 98,304 ranks are made when they are read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
 from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.lazy import LazySequence, once
 from frd.engine.state.snapshot import StallTable
+from frd.engine.state.state_at import StateAt
 from frd.engine.views import GroupColumns, GroupView, RankColumns, RankView
-from frd.model import AlignedNs, Int32s, Int64s, NodeNs, RankState, RankStatus, Signature
-
-SignatureOf: TypeAlias = Callable[[Int32s, Int64s], Int64s]
-"""Of groups and seqs: the handles of the ops' signatures, -1 when unknown."""
-
-
-class Progress:
-    """Copies of what groups and ranks are reduced from, when they are read for the first time. To
-    copy columns takes a tenth of the time of a reduction."""
-
-    def __init__(self, tables: AttemptTables, signature_of: SignatureOf) -> None:
-        """`signature_of` must not change afterwards."""
-        pairs, count = tables.pairs, tables.pairs.count
-        self.signature_of = signature_of
-        self.layout = pairs.layout()
-        self.group, self.rank = pairs.group[:count], pairs.rank[:count]  # rows never change
-        self.enqueued = pairs.enqueued[:count].copy()
-        self.marks = pairs.completed[:count].copy()
-        self.head = pairs.head[:count].copy()
-        self.first_seq = tables.groups.first_seq[: tables.groups.count].copy()
-        self.known = tables.ranks.declared[: tables.ranks.count].copy()
-
-    def completed(self) -> Int64s:
-        """By pair; see `snapshot_parts.completed`."""
-        first = self.first_seq[self.group]
-        return np.where((self.marks < 0) & (first <= self.enqueued), first - 1, self.marks)
+from frd.model import AlignedNs, Int64s, NodeNs, RankState, RankStatus
 
 
 class Groups:
     """All groups of an attempt, by handle: as objects, and as columns."""
 
-    def __init__(
-        self, tables: AttemptTables, progress: Progress, stalls: StallTable, now: AlignedNs
-    ) -> None:
-        table, count = tables.groups, tables.groups.count
-        self._infos = tuple(table.infos)
-        self._matched = table.matched[:count].copy()
-        self._threshold_ns = table.threshold_ns[:count].copy()
+    def __init__(self, state: StateAt, stalls: StallTable) -> None:
+        self._table, self._now = state.tables.groups, state.now
+        count, now = self._table.count, state.now
         # These hold no reference to this object: a cycle would keep all copies in memory.
-        self._reduced = once(lambda: _reduced(progress))
+        self._reduced = once(lambda: _reduced(state))
         self._stalled = once(lambda: _stalled(stalls, count, now))
-        self._now = now
 
     def views(self) -> Sequence[GroupView]:
-        return LazySequence(len(self._infos), self._view)
+        return LazySequence(self._table.count, self._view)
 
     def _view(self, group: int) -> GroupView:
-        info = self._infos[group]
+        info = self._table.infos[group]
         highest, lowest, open_count = self._reduced()
         oldest, stalled = self._stalled()
         return GroupView(
@@ -73,21 +41,21 @@ class Groups:
             open_collectives=int(open_count[group]),
             stalled_collectives=int(stalled[group]),
             stall_s=float(self._now - oldest[group]) / 1e9,
-            matched=int(self._matched[group]),
+            matched=int(self._table.matched[group]),
             enqueued=int(highest[group]),
             completed=int(lowest[group]),
-            threshold_s=float(self._threshold_ns[group]) / 1e9,
+            threshold_s=float(self._table.threshold_ns[group]) / 1e9,
         )
 
     def columns(self) -> GroupColumns:
         oldest, stalled = self._stalled()
         return GroupColumns(
-            label=[info.label for info in self._infos],
+            label=[info.label for info in self._table.infos],
             open_collectives=self._reduced()[2],
             stalled_collectives=stalled,
             stall_s=(self._now - oldest) / 1e9,
-            matched=self._matched,
-            threshold_s=self._threshold_ns / 1e9,
+            matched=self._table.matched,
+            threshold_s=self._table.threshold_ns / 1e9,
         )
 
 
@@ -99,53 +67,26 @@ def _stalled(stalls: StallTable, count: int, now: AlignedNs) -> tuple[Int64s, In
     return oldest, np.bincount(instances, minlength=count)
 
 
-def _reduced(progress: Progress) -> tuple[Int64s, Int64s, Int64s]:
+def _reduced(state: StateAt) -> tuple[Int64s, Int64s, Int64s]:
     """By group: highest enqueued, lowest completed, and how many are open between.
 
     A member without any report leaves the lowest completed seq unknown, but opens nothing.
     """
-    count, layout = len(progress.first_seq), progress.layout
+    pairs, come, first_seq = state.tables.pairs, state.reached, state.tables.groups.first_seq
+    count, layout = len(first_seq), pairs.layout()
     highest, lowest = np.full((2, count), -1, np.int64)
     open_count = np.zeros(count, np.int64)
     if len(layout.groups):
         starts, of = layout.starts, layout.groups
-        done = layout.view(progress.completed())
-        highest[of] = np.maximum.reduceat(layout.view(progress.enqueued), starts)
+        done = layout.view(come.completed)
+        highest[of] = np.maximum.reduceat(layout.view(come.joined), starts)
         lowest[of] = np.minimum.reduceat(done, starts)
         # A member that is known, but has not been in the group yet, lacks all that was seen of it.
-        group, rank = layout.view(progress.group), layout.view(progress.rank)
-        top, first = highest[group], progress.first_seq[group]
+        group, known = layout.view(pairs.group), state.tables.ranks.knows(layout.view(pairs.rank))
+        top, first = highest[group], first_seq[group]
         behind = np.where(done < 0, np.minimum(first - 1, top), done)
-        known = progress.known.take(rank, mode="clip") & (rank < len(progress.known))
         open_count[of] = highest[of] - np.minimum.reduceat(np.where(known, behind, top), starts)
     return highest, lowest, np.maximum(open_count, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Waits:
-    """The oldest outstanding collective by global rank; `group` is -1 where there is none."""
-
-    group: Int64s
-    seq: Int64s
-    since: Int64s
-    """Node time."""
-    signature: Int64s
-
-
-def _oldest_waits(progress: Progress) -> _Waits:
-    count, enqueued, head = len(progress.known), progress.enqueued, progress.head
-    row = np.flatnonzero((enqueued > progress.marks) & (head > 0))
-    since = np.full(count, np.iinfo(np.int64).max, np.int64)
-    np.minimum.at(since, progress.rank[row], head[row])
-    oldest = row[head[row] == since[progress.rank[row]]]
-    of_rank = np.full(count, -1, np.int64)
-    of_rank[progress.rank[oldest]] = oldest
-    row = of_rank[of_rank >= 0]
-    group, seq, signature = np.full((3, count), -1, np.int64)
-    rank, of = progress.rank[row], progress.group[row]
-    inside = progress.completed()[row] + 1
-    group[rank], seq[rank], signature[rank] = of, inside, progress.signature_of(of, inside)
-    return _Waits(group, seq, np.where(group < 0, 0, since), signature)
 
 
 def rank_columns(tables: AttemptTables, now: AlignedNs) -> RankColumns:
@@ -156,47 +97,49 @@ def rank_columns(tables: AttemptTables, now: AlignedNs) -> RankColumns:
 
 
 def ranks(
-    tables: AttemptTables,
-    columns: RankColumns,
-    progress: Progress,
-    signatures: Sequence[Signature],
-    now: AlignedNs,
+    state: StateAt, columns: RankColumns, op: Callable[[int, int], str]
 ) -> Sequence[RankView]:
-    """The ranks of `columns`; `progress.signature_of` gives indexes into `signatures`."""
-    table, rank, as_of = tables.ranks, columns.rank, columns.as_of
-    state_since = table.to_aligned(rank, table.state_since[rank], now)
-    infos, statuses = dict(table.infos), dict(table.statuses)
-    groups = tuple(tables.groups.infos)
-    clocks = table.clock_lines(np.arange(table.count))
-    stage_since = {
-        r: (stage.op, int(table.to_aligned(r, np.array(stage.since_ns), now)))
-        for r in table.initializing
-        if (stage := statuses[r].stage) is not None
-    }
+    """The ranks of `columns`. `op` is that of a group and seq, empty when unknown; it must not
+    change afterwards."""
+    table, now = state.tables.ranks, state.now
+    oldest = once(lambda: _oldest_waits(state))
+    every = np.arange(table.count)
+    state_since = once(lambda: table.to_aligned(every, table.state_since, now))
 
-    def oldest_waits() -> tuple[_Waits, Int64s]:
-        waits = _oldest_waits(progress)
-        return waits, clocks.to_aligned(waits.since, now)
-
-    oldest = once(oldest_waits)
+    def waits_in(rank: int, status: RankStatus) -> tuple[str, int]:
+        if (at := int(oldest()[rank])) >= 0:
+            group, seq = (
+                int(state.tables.pairs.group[state.waits.row[at]]),
+                int(state.waits.seq[at]),
+            )
+            words = f"{op(group, seq) or 'collective'} #{seq}"
+            return f"{words} on {state.tables.groups.infos[group].label}", int(
+                state.waits.since[at]
+            )
+        if rank in table.initializing and status.stage is not None:
+            began = np.array(status.stage.since_ns)
+            return status.stage.op, int(table.to_aligned(rank, began, now))
+        return "", now
 
     def make(at: int) -> RankView:
-        r = int(rank[at])
-        waits, since_of = oldest()
-        group, signature = int(waits.group[r]), int(waits.signature[r])
-        op = signatures[signature].op if signature >= 0 else "collective"
-        status = statuses.get(r) or RankStatus(r, RankState.LIVE, NodeNs(0))
-        waiting_in = f"{op} #{waits.seq[r]} on {groups[group].label}" if group >= 0 else ""
-        since = int(since_of[r])
-        if group < 0 and r in stage_since:
-            waiting_in, since = stage_since[r]
+        rank = int(columns.rank[at])
+        status = table.statuses.get(rank) or RankStatus(rank, RankState.LIVE, NodeNs(0))
+        waiting_in, since = waits_in(rank, status)
         return RankView(
-            info=infos[r],
+            info=table.infos[rank],
             status=status,
-            as_of=AlignedNs(int(as_of[at])),
-            state_since=AlignedNs(int(state_since[at])),
+            as_of=AlignedNs(int(columns.as_of[at])),
+            state_since=AlignedNs(int(state_since()[rank])),
             waiting_in=waiting_in,
-            waiting_s=max(0.0, float(now - since) / 1e9) if waiting_in else 0.0,
+            waiting_s=max(0.0, float(now - since) / 1e9),
         )
 
-    return LazySequence(len(rank), make)
+    return LazySequence(len(columns.rank), make)
+
+
+def _oldest_waits(state: StateAt) -> Int64s:
+    """By rank: the place of its oldest one in `waits`, -1 for none."""
+    waits, oldest = state.waits, np.full(state.tables.ranks.count, -1, np.int64)
+    newest_first = np.argsort(-waits.since, kind="stable")
+    oldest[state.tables.pairs.rank[waits.row[newest_first]]] = newest_first
+    return oldest

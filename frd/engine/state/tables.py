@@ -11,8 +11,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +84,16 @@ class GrowingColumns:
         for name, (_, fill, _) in self._fill.items():
             if name not in keep:
                 getattr(self, name)[rows] = fill
+
+    def frozen(self, *without: str) -> Self:
+        """A copy of what it holds now; the columns `without` are empty in it."""
+        made = copy(self)
+        for name, value in vars(self).items():
+            if name in self._fill:
+                setattr(made, name, value[: 0 if name in without else self.count].copy())
+            elif isinstance(value, dict | list | set):
+                setattr(made, name, value.copy())
+        return made
 
     def _capacity(self) -> int:
         return len(getattr(self, next(iter(self._fill))))
@@ -293,6 +304,14 @@ class PairsByGroup:
     groups: Int32s
     is_whole: bool
     """`order` is that of the table: no group has gained a member after it was declared."""
+
+    def rows(self, group: int) -> Int64s:
+        """The pairs of a group."""
+        at = int(np.searchsorted(self.groups, group))
+        if at == len(self.groups) or self.groups[at] != group:
+            return self.order[:0]
+        end = self.starts[at + 1] if at + 1 < len(self.starts) else len(self.order)
+        return self.order[self.starts[at] : end]
 
     def view(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """A column in this order, to be read; it may be the table's own."""
