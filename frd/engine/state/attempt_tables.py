@@ -6,7 +6,6 @@ What an absence means is for the detectors.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 import numpy as np
 
@@ -15,11 +14,6 @@ from frd.engine.state.phases import Phases
 from frd.engine.state.tables import EXITED, FINISHED, SILENT, GroupTable, PairTable, RankTable
 from frd.engine.state.unrecorded_waits import UnrecordedWaits
 from frd.model import UNKNOWN_SEQ, AlignedNs, NodeRawNs
-
-_NOT_COPIED: Final = (
-    *("started", "started_at", "enqueued_at", "unshown", "hidden"),
-    *("row_session", "joined_row", "completed_row"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +27,8 @@ class AttemptTables:
 
     def frozen(self) -> AttemptTables:
         """With a copy of what `frd.engine.state.state_at` reads of ranks, groups and pairs."""
-        self.pairs.layout()  # made once for all copies
-        pairs = self.pairs.frozen(*_NOT_COPIED)
-        return replace(self, ranks=self.ranks.frozen(), groups=self.groups.frozen(), pairs=pairs)
+        ranks, groups = self.ranks.frozen(), self.groups.frozen()
+        return replace(self, ranks=ranks, groups=groups, pairs=self.pairs.inside())
 
     def all_gone(self) -> bool:
         """All ranks that were ever declared are gone."""

@@ -171,9 +171,11 @@ def _least_joined(tables: AttemptTables, members: Int64s, row: Int64s, now: Alig
 def completed(tables: AttemptTables, row: Int64s | slice) -> Int64s:
     """Completed watermarks; a rank in its first collective counts as done with the one before."""
     pairs = tables.pairs
-    marks = pairs.completed[row]
-    first = tables.groups.first_seq[pairs.group[row]]
-    return np.where((marks < 0) & (first <= pairs.enqueued[row]), first - 1, marks)
+    done = np.array(pairs.completed[row])
+    none = np.flatnonzero(done < 0)
+    first = tables.groups.first_seq[pairs.group[row][none]]
+    done[none] = np.where(first <= pairs.enqueued[row][none], first - 1, done[none])
+    return done
 
 
 class RankColumns(TypedDict):
@@ -249,12 +251,14 @@ def _unheard(tables: AttemptTables, done: Int64s, ends_early: EndsEarly) -> Bool
     """Members without any report, where others have completed an op that takes all members: these
     members joined it before an agent could report it."""
     group = tables.pairs.group[: len(done)]
-    first = tables.groups.first_seq[group]
-    none = tables.pairs.enqueued[: len(done)] == UNKNOWN_SEQ
+    none: Bools = tables.pairs.enqueued[: len(done)] == UNKNOWN_SEQ
+    if not none.any():
+        return none
     some = np.zeros(tables.groups.count, np.bool_)
     some[group[none]] = True
-    some[group[~none & (done < first)]] = False  # the first op may be open yet
-    row = np.flatnonzero(some[group] & (done >= first))
+    row = np.flatnonzero(some[group] & ~none)
+    some[group[row[done[row] < tables.groups.first_seq[group[row]]]]] = False  # it may be open yet
+    row = row[some[group[row]]]
     row = row[~ends_early(group[row], done[row])]
     some[:] = False
     some[group[row]] = True
@@ -267,16 +271,18 @@ class Reached:
     """How far each member is known to have come, by pair; see `PairColumns`."""
 
     joined: Int64s
-    joined_most: Int64s
     completed: Int64s
-    completed_most: Int64s
+    in_doubt: Bools
+    """The member may have joined more."""
+    cut: Int64s
+    """Rows with impossible watermarks, cut to the highest possible seq."""
 
 
 def reached(tables: AttemptTables, ends_early: EndsEarly, now: AlignedNs) -> Reached:
-    """Watermarks that are impossible are cut to the highest possible seq."""
+    """Its arrays may be those of the tables, to be read only."""
     ranks, table, every = tables.ranks, tables.pairs, slice(tables.pairs.count)
-    group, rank, head = table.group[every], table.rank[every], table.head[every]
-    joined, done = table.enqueued[every].copy(), completed(tables, every)
+    group, rank = table.group[every], table.rank[every]
+    joined, done = table.enqueued[every], completed(tables, every)
     ahead = np.flatnonzero(done > _least_of_members(tables)[group])
     ahead = ahead[ranks.knows(rank[ahead])]
     ahead = ahead[ranks.state[rank[ahead]] == LIVE]  # a timeout completes what never was
@@ -285,34 +291,37 @@ def reached(tables: AttemptTables, ends_early: EndsEarly, now: AlignedNs) -> Rea
     ahead = ahead[done_at < now - tables.groups.threshold_ns[group[ahead]] * AT_REST]
     limit = _limits(tables, ahead, ends_early, now)
     false = done[ahead] > limit
-    odd, most = ahead[false], limit[false] - 1  # nor to be done with what the others are in
-    joined[odd] = done[odd] = most
-    lossy = np.append(ranks.declared & _lossy(ranks, slice(None)), False).take(rank, mode="clip")
-    joined_most = np.where(lossy | _unheard(tables, done, ends_early), ANY_SEQ, joined)
-    done_most = np.where((joined > done) & (head == 0), joined, done)
-    joined_most[odd] = done_most[odd] = ANY_SEQ  # what else such a member is in is not known either
-    return Reached(joined, joined_most, done, done_most)
+    if len(odd := ahead[false]):
+        joined = joined.copy()
+        joined[odd] = done[odd] = limit[false] - 1  # nor is it done with what the others are in
+    in_doubt = _unheard(tables, done, ends_early)
+    if (lossy := ranks.declared & _lossy(ranks, slice(None))).any():
+        in_doubt |= np.append(lossy, False).take(rank, mode="clip")
+    in_doubt[odd] = True  # what else such a member is in is not known either
+    return Reached(joined, done, in_doubt, odd)
 
 
 def pairs(tables: AttemptTables, ends_early: EndsEarly, now: AlignedNs) -> PairColumns:
     """All members of all groups, by group handle."""
     ranks, table, layout = tables.ranks, tables.pairs, tables.pairs.layout()
     come, members = reached(tables, ends_early, now), layout.copy(table.rank)
-    done_most, started = layout.view(come.completed_most), layout.copy(table.started)
-    odd = np.flatnonzero(done_most == ANY_SEQ)
+    joined, done, started = map(layout.copy, (come.joined, come.completed, table.started))
+    done_most = np.where((joined > done) & (layout.view(table.head) == 0), joined, done)
+    if len(come.cut):
+        odd = np.flatnonzero(np.isin(layout.order, come.cut))
+        started[odd], done_most[odd] = np.minimum(started[odd], done[odd]), ANY_SEQ
     clocks = ranks.clock_lines(members)
     joined_at = _by(clocks, layout.view(table.enqueued), layout.view(table.enqueued_at), now)
-    started_at = _by(clocks, started, layout.view(table.started_at), now)
+    started_at = _by(clocks, layout.view(table.started), layout.view(table.started_at), now)
     done_at = _by(clocks, layout.view(table.completed), layout.view(table.completed_at), now)
     moved_at = np.maximum(started_at, done_at)
-    started[odd] = np.minimum(started[odd], layout.view(come.completed)[odd])
     return PairColumns(
         np.searchsorted(layout.view(table.group), np.arange(tables.groups.count + 1)),
         members,
-        layout.view(come.joined),
-        layout.view(come.joined_most),
+        joined,
+        np.where(layout.view(come.in_doubt), ANY_SEQ, joined),
         started,
-        layout.view(come.completed),
+        done,
         done_most,
         clocks.to_aligned(layout.view(table.head), now),
         moved_at,

@@ -51,8 +51,9 @@ class StateAt:
         """Which of these members are known not to have joined an op that others wait in since then.
         Absence proves nothing of a rank that no agent has declared, whose rows are missing, or of
         which nothing is known since; nor of one that may have joined before its first report."""
+        come = self.reached
         heard = self._as_of.take(self.tables.pairs.rank[row], mode="clip") >= since
-        absent: Bools = heard & (self.reached.joined_most[row] < seq)
+        absent: Bools = heard & (come.joined[row] < seq) & ~come.in_doubt[row]
         return absent
 
     def is_unknown(self, rank: Int32s, late_s: float) -> Bools:

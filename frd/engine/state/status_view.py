@@ -78,15 +78,15 @@ def _reduced(state: StateAt) -> tuple[Int64s, Int64s, Int64s]:
     open_count = np.zeros(count, np.int64)
     if len(layout.groups):
         starts, of = layout.starts, layout.groups
-        done = layout.view(come.completed)
         highest[of] = np.maximum.reduceat(layout.view(come.joined), starts)
-        lowest[of] = np.minimum.reduceat(done, starts)
+        lowest[of] = np.minimum.reduceat(layout.view(come.completed), starts)
         # A member that is known, but has not been in the group yet, lacks all that was seen of it.
-        group, known = layout.view(pairs.group), state.tables.ranks.knows(layout.view(pairs.rank))
-        top, first = highest[group], first_seq[group]
-        behind = np.where(done < 0, np.minimum(first - 1, top), done)
-        open_count[of] = highest[of] - np.minimum.reduceat(np.where(known, behind, top), starts)
-    return highest, lowest, np.maximum(open_count, 0)
+        row = np.flatnonzero(come.completed < highest[pairs.group])
+        row = row[state.tables.ranks.knows(pairs.rank[row])]
+        group, behind = pairs.group[row], come.completed[row]
+        behind = np.where(behind < 0, np.minimum(first_seq[group] - 1, highest[group]), behind)
+        np.maximum.at(open_count, group, highest[group] - behind)
+    return highest, lowest, open_count
 
 
 def rank_columns(tables: AttemptTables, now: AlignedNs) -> RankColumns:
