@@ -18,6 +18,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from frd.engine.history import status_view
 from frd.engine.history.attempt_history import AttemptHistory
 from frd.engine.history.recent_entries import RecentEntries
 from frd.engine.matching.clock_hints import ClockHint
@@ -34,7 +35,7 @@ from frd.engine.room import (
     of_signature,
     of_texts,
 )
-from frd.engine.state import snapshot_parts, status_view, watermarks
+from frd.engine.state import snapshot_parts, watermarks
 from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.entry_batch import CheckedEntries, EntryBatch, EntryRows, Rows, contradicting
 from frd.engine.state.lazy import once

@@ -11,9 +11,9 @@ from pathlib import Path
 from rich.console import RenderableType
 from rich.text import Text
 
-from frd.cli.screens.finding_panel import ranks_text
 from frd.cli.screens.verdict import facts_table, findings_parts, period_text, warning_facts
 from frd.engine.memory.text import size
+from frd.forms import ranks_text
 from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank
 from frd.offline.memory.notes import before_text
 from frd.usage import plain
