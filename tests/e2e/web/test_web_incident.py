@@ -130,7 +130,7 @@ def test_a_command_is_copied(service: Serving, browser: Browser) -> None:
         page.get_by_role("button", name="Copy as Markdown").click()
         page.wait_for_function(f"() => {read}.then((text) => text.startsWith('# Rank 3'))")
         report = page.evaluate(read)
-        assert "   ```sh\n   ssh node7\n   ```" in report
+        assert "   ```sh\n   kubectl exec --namespace ml train-3 -- ls" in report
         assert r"all\_reduce" in report
         assert f"{PATH}>" in report
 

@@ -160,6 +160,7 @@ def test_job_in_full(client: Client) -> None:
         {
             "node": "node0",
             "boot_id": "boot0",
+            "session": "",
             "connected": True,
             "clock_state": "unsynchronized",
             "clock_reason": "no exchange yet",
