@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -19,7 +19,7 @@ from frd.cluster.lease import ClusterView
 from frd.decodable import decodable
 from frd.do_now import shown_json
 from frd.model import Finding, FindingState
-from frd.service.http.job_json import MOST_NODES
+from frd.service.http.job_json import MOST_NODES, badness, counted_as
 from frd.service.http.watching_json import NO_AGENT
 from frd.service.http.web.past import MOST_ENDED
 
@@ -214,14 +214,14 @@ def merge_health(of: Gathered) -> Json:
     `more_nodes` and the counts may include such an agent once per replica.
     """
     parts = of.parts
-    listed = sorted((node for part in parts for node in part["nodes"]), key=_wellness)
-    best = sorted({_agent(node): node for node in listed}.values(), key=_wellness)
+    listed = sorted((node for part in parts for node in part["nodes"]), key=badness)
+    best = sorted({_agent(node): node for node in listed}.values(), key=badness)
     counts: Counter[str] = Counter()
     for part in parts:
         counts.update(part["node_counts"])
     known = [*counts]
-    counts.subtract(Counter(state for node in listed for state in _counted_as(node)))
-    counts.update(Counter(state for node in best for state in _counted_as(node)))
+    counts.subtract(Counter(state for node in listed for state in counted_as(node)))
+    counts.update(Counter(state for node in best for state in counted_as(node)))
     shown = best[:MOST_NODES]
     return {
         **of.own.json,
@@ -236,21 +236,6 @@ def merge_health(of: Gathered) -> Json:
 def _agent(node: Json) -> tuple[str, ...]:
     """See `frd.service.cells.merged.nodes_of`; a replica of an older release has no session."""
     return node["node"], node.get("boot_id", ""), node.get("session", "")
-
-
-def _wellness(node: Json) -> tuple[bool, bool, bool]:
-    """Smaller is worse."""
-    return node["connected"], node["reporting"], node["clock_state"] == "synchronized"
-
-
-def _counted_as(node: Json) -> Iterator[str]:
-    """The keys of `node_counts` that count a node."""
-    if not node["connected"]:
-        yield "gone"
-        return
-    yield "connected" if node["reporting"] else "silent"
-    if node["clock_state"] != "synchronized":
-        yield "unsynchronized"
 
 
 def merge_cluster(of: Gathered) -> Json:
