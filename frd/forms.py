@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -56,6 +56,11 @@ def utc_text(at: int) -> str:
     """ISO 8601 with microseconds and Z, from nanoseconds since the epoch."""
     time = _EPOCH + timedelta(microseconds=int(at) // 1000)
     return time.isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
+
+
+def moment(at: str) -> str:
+    """``2026-11-20 10:00:00 UTC``, of a time of the API."""
+    return f"{at[:10]} {at[11:19]} UTC"
 
 
 def clock_text(at: int) -> str:
@@ -174,6 +179,13 @@ def fold_ranks(ranks: Iterable[int] | Int64s) -> str:
     ends = np.flatnonzero(np.diff(ranks, append=-2) != 1)
     first, last = ranks[np.append(0, ends[:-1] + 1)].tolist(), ranks[ends].tolist()
     return ",".join(f"{a}-{b}" if a < b else str(a) for a, b in zip(first, last, strict=True))
+
+
+def ranks_text(ranks: Collection[int]) -> str:
+    """``0-1,3 (3 ranks)``."""
+    if len(ranks) <= 1:
+        return fold_ranks(ranks) or "none"
+    return f"{fold_ranks(ranks)} ({len(ranks)} ranks)"
 
 
 def folded(suspects: Iterable[Any]) -> Iterator[tuple[str, dict[str, Any]]]:

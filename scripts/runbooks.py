@@ -11,25 +11,25 @@ from pathlib import Path
 from typing import Final
 
 from frd.do_now import in_general
-from frd.do_now.table import LOGIN, TABLE, Case
+from frd.do_now.table import LOGIN, RUNBOOKS, TABLE, Case
 from frd.model import Kind, Reason, WaitKind
 
 FOLDER: Final = Path(__file__).parents[1] / "docs/runbooks"
 BEGIN: Final = "[//]: # (written by python -m scripts.runbooks)"
 END: Final = "[//]: # (the end of what is written)"
 CASES: Final[dict[str, Sequence[Case]]] = {
-    "FrdCollectiveStalled": (
+    RUNBOOKS[Kind.STALL]: (
         *(one for one in TABLE if isinstance(one, WaitKind)),
         *(Reason.CPU_STUCK, Reason.EXITED, Reason.UNREACHABLE, Reason.IN_COLLECTIVE_ALONE),
         *(Reason.DEVICE_STUCK, Reason.ORDER, Reason.NETWORK_OR_DEVICE),
     ),
-    "FrdCollectiveMismatch": (Reason.MISMATCH,),
-    "FrdRankLost": (Reason.EXITED, Reason.UNREACHABLE, Kind.RANK_LOST),
-    "FrdMemoryFirstCause": (Reason.MEMORY,),
-    "FrdStragglerPersistent": (Reason.LATE,),
-    "FrdStandstill": (Kind.STANDSTILL,),
-    "FrdTelemetryGap": (Kind.TELEMETRY_GAP,),
-    "FrdClockUnsynchronized": (Kind.CLOCK_UNSYNCHRONIZED,),
+    RUNBOOKS[Kind.MISMATCH]: (Reason.MISMATCH,),
+    RUNBOOKS[Kind.RANK_LOST]: (Reason.EXITED, Reason.UNREACHABLE, Kind.RANK_LOST),
+    RUNBOOKS[Kind.OOM]: (Reason.MEMORY,),
+    RUNBOOKS[Kind.STRAGGLER]: (Reason.LATE,),
+    RUNBOOKS[Kind.STANDSTILL]: (Kind.STANDSTILL,),
+    RUNBOOKS[Kind.TELEMETRY_GAP]: (Kind.TELEMETRY_GAP,),
+    RUNBOOKS[Kind.CLOCK_UNSYNCHRONIZED]: (Kind.CLOCK_UNSYNCHRONIZED,),
 }
 """Cases by runbook, in the order of the text."""
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from frd.do_now.table import LOGIN, READ, TABLE, Case, Row
+from frd.do_now.table import LOGIN, READ, RUNBOOKS, TABLE, Case, Row
 from frd.forms import finding_json, utc_text
 from frd.model import Address, AlignedNs, Certainty, Finding, Kind, Reason, Suspect, WaitKind
 
@@ -45,12 +45,12 @@ def do_now(finding: Finding) -> tuple[Step, ...]:
 
 
 def shown_json(finding: Finding) -> dict[str, Any]:
-    """A finding as people and programs get it: `finding_json` with what to do."""
+    """A finding as people and programs get it: `finding_json` with what to do and its runbook."""
     steps = [
         {"text": step.text} | ({"command": step.command, "args": [*step.args]} if step.args else {})
         for step in do_now(finding)
     ]
-    return finding_json(finding) | {"do_now": steps}
+    return finding_json(finding) | {"do_now": steps, "runbook": RUNBOOKS[finding.kind]}
 
 
 def case_of(finding: Finding) -> Case:

@@ -51,6 +51,19 @@ _AGENTS: Final = Row("Which agents are missing or late, and why?", "frd status")
 _MEMORY: Final = Row("See which rank uses the memory.", "frd status --job {job} --memory")
 _SAVE: Final = Row("Save a checkpoint while there is time; then restart without the cause.")
 
+RUNBOOKS: Final[Mapping[Kind, str]] = {
+    Kind.STALL: "FrdCollectiveStalled",
+    Kind.ORDER: "FrdCollectiveStalled",
+    Kind.MISMATCH: "FrdCollectiveMismatch",
+    Kind.RANK_LOST: "FrdRankLost",
+    Kind.OOM: "FrdMemoryFirstCause",
+    Kind.MEMORY_SPIKE: "FrdMemoryFirstCause",
+    Kind.STRAGGLER: "FrdStragglerPersistent",
+    Kind.TELEMETRY_GAP: "FrdTelemetryGap",
+    Kind.CLOCK_UNSYNCHRONIZED: "FrdClockUnsynchronized",
+    Kind.STANDSTILL: "FrdStandstill",
+}
+"""The alert about findings of a kind, and the file of docs/runbooks, without its ending."""
 TABLE: Final[Mapping[Case, tuple[Row, ...]]] = {
     WaitKind.FILE_READ: (_FILE, _MOUNT),
     WaitKind.FILE_OPEN: (_FILE, _MOUNT),

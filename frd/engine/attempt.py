@@ -18,8 +18,8 @@ from types import MappingProxyType
 
 import numpy as np
 
+from frd.engine.history import status_view
 from frd.engine.history.attempt_history import AttemptHistory
-from frd.engine.history.copies import Copies
 from frd.engine.history.recent_entries import RecentEntries
 from frd.engine.matching.clock_hints import ClockHint
 from frd.engine.matching.collectives import Collectives
@@ -35,13 +35,14 @@ from frd.engine.room import (
     of_signature,
     of_texts,
 )
-from frd.engine.state import snapshot_parts, status_view, watermarks
+from frd.engine.state import snapshot_parts, watermarks
 from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.entry_batch import CheckedEntries, EntryBatch, EntryRows, Rows, contradicting
 from frd.engine.state.lazy import once
 from frd.engine.state.phases import PhasesAt
 from frd.engine.state.session_clocks import SessionClocks
 from frd.engine.state.snapshot import Snapshot, StallTable
+from frd.engine.state.state_at import StateAt
 from frd.engine.state.tables import EXITED
 from frd.engine.state.watermarks import WatermarkRows
 from frd.engine.tick import Tick
@@ -530,7 +531,7 @@ class Attempt:
             groups=tuple(self._groups.infos),
             threshold_ns=snapshot_parts.thresholds_ns(self.tables, self._policy.stall_after_ns),
             pairs=pairs,
-            op=self._collectives.ops(),
+            op=self._collectives.ops().op,
             channels=self._channels.snapshot(self._ranks, now),
             signatures=self._collectives.signatures.known,
             mismatches=self._collectives.facts(),
@@ -551,35 +552,27 @@ class Attempt:
     def view(self, now: AlignedNs) -> AttemptView:
         """What people see of the attempt; nothing in it changes afterwards."""
         stalls, collectives = self.stalls(now), self._collectives
-        progress = status_view.Progress(self.tables, collectives.open_collectives.frozen().of)
-        ops, known = collectives.signatures.ops, collectives.signatures.known
-        groups = status_view.Groups(self.tables, progress, stalls, now)
-        copies = Copies.of(
-            self.tables,
-            collectives.signatures,
-            progress,
-            self._recent.batches(),
-            self.world_size,
-            self._policy.telemetry_late_s,
-            now,
-        )
+        opened, names = collectives.ops(), collectives.signatures.ops
+        state = StateAt(self.tables, opened.ends_early, self._policy.stall_after_ns, now)
+        groups = status_view.Groups(state, stalls)
         ranks = status_view.rank_columns(self.tables, now)
+        late_s, batches = self._policy.telemetry_late_s, self._recent.batches()
         return AttemptView(
             key=self.key,
             world_size=self.world_size,
             ended=self.tables.all_gone(),
-            ranks=status_view.ranks(self.tables, ranks, progress, known, now),
+            ranks=status_view.ranks(state, ranks, opened.op),
             groups=groups.views(),
             rank_columns=ranks,
             group_columns=groups.columns,
-            skew=collectives.skew.by_op(ops),
-            duration=collectives.duration.by_op(ops),
-            transfer=collectives.transfer.by_op(ops),
+            skew=collectives.skew.by_op(names),
+            duration=collectives.duration.by_op(names),
+            transfer=collectives.transfer.by_op(names),
             untimed=collectives.untimed,
             gap_entries=self.gap_entries,
             memory=self.memory.view(),
             matched=int(self._groups.matched[: self._groups.count].sum()),
-            history=AttemptHistory(copies),
+            history=AttemptHistory(state, opened, batches, self.world_size, late_s),
             unread=dict(self._ranks.unread),
             namespace=self._ranks.namespace(),
         )

@@ -125,7 +125,7 @@ def _resting(
     ranks, pairs, channels = snapshot.rank[alive], snapshot.pairs, snapshot.channels
     if not (snapshot.p2p_ranks or (pairs.joined > UNKNOWN_SEQ).any()):
         return {}  # it has not moved yet
-    inside = pairs.rank[pairs.joined > pairs.completed_most]
+    inside = pairs.rank[pairs.inside]
     if np.isin((*inside, *channels.rank[channels.in_flight > 0]), ranks).any():
         return {}
     found = {}

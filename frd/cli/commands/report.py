@@ -1,30 +1,16 @@
-"""`frd report`: one finding as Markdown, for a ticket or a chat.
-
-Names, evidence and stacks come from users' programs: they are in code spans and fences that are
-longer than any in them, or their marks are escaped, so that they cannot become markup.
-"""
+"""`frd report`: one finding as Markdown, for a ticket or a chat."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
-from frd.address import finding_page
 from frd.cli.client import Client
-from frd.cli.commands.findings.one import ID, find
+from frd.cli.commands.findings.one import ID, find, finding_path
 from frd.cli.options import FILE, service_options
-from frd.cli.screens.finding_panel import moment, ranks_text
-from frd.forms import REASONS
-from frd.model import Reason
 from frd.store.new_path import check_new, new_path
-from frd.usage import examples, plain
-
-_MARKS = re.compile(r"([\\`*_\[\]<>#|~&])")
-"""Marks of lists count at the begin of a line only, where no text of a job is."""
+from frd.usage import examples
 
 
 @click.command(
@@ -48,84 +34,9 @@ def command(client: Client, finding: str, output: Path | None) -> None:
     addresses and stacks, history and notes. Times are UTC."""
     if output is not None:
         check_new(output)
-    found = find(client, finding)
-    page = finding_page(client.url, found["id"]) if client.has_page() else ""
-    text = "\n".join(markdown(found, page)) + "\n"
+    text = client.text(f"{finding_path(find(client, finding))}?format=markdown")
     if output is None:
         click.echo(text, nl=False)
         return
     with new_path(output) as staged:
-        staged.write_text(text, "utf-8", errors="backslashreplace")
-
-
-def markdown(finding: Mapping[str, Any], page: str) -> Iterator[str]:
-    """Its lines. `page`: address of the finding's page, or empty."""
-    yield f"# {_text(finding.get('headline') or finding['summary'])}"
-    yield ""
-    if effect := finding.get("effect"):
-        yield f"- effect: {_text(effect)}"
-    facts = (finding["kind"], finding.get("severity"), finding["state"])
-    yield f"- {' · '.join(filter(None, facts))}, job {_code(finding['job'])}"
-    yield f"- finding {_code(finding['id'])}" + (f": <{page}>" if page else "")
-    if victims := finding["victims"]:
-        yield f"- victims: {ranks_text(victims)}"
-    yield from ("", "## Do now", "")
-    for number, step in enumerate(finding.get("do_now", ()), 1):
-        yield f"{number}. {_text(step['text'])}"
-        if "command" in step:
-            yield from ("", *_fenced([step["command"]], "   ", "sh"), "")
-    for suspect in finding["suspects"]:
-        yield from _suspect(suspect)
-    yield from ("", "## History", "")
-    yield from sorted(_history(finding))
-
-
-def _suspect(suspect: Mapping[str, Any]) -> Iterator[str]:
-    node = f" on {_text(suspect['node'])}" if suspect["node"] else ""
-    yield from ("", f"## Rank {suspect['rank']}{node}", "")
-    reason = Reason(suspect["reason"])
-    yield f"- {REASONS[reason]} ({reason}), {suspect['confidence']} confidence"
-    yield f"- evidence: {_text(suspect['evidence'])}"
-    if waits := suspect.get("waits_for", {}).get("text"):
-        yield f"- wait: {_text(waits)}"
-    for name, value in suspect.get("address", {}).items():
-        yield f"- {name.replace('_', ' ')}: {_code(str(value))}"
-    if suspect["stack"]:
-        yield from ("", *_fenced(suspect["stack"], ""))
-
-
-def _history(finding: Mapping[str, Any]) -> Iterator[str]:
-    """Lines that begin with their time."""
-    for key, words in (
-        ("opened_at", "opened"),
-        ("critical_at", "became critical"),
-        ("acknowledged_at", f"acknowledged by {_text(finding.get('acknowledged_by', ''))}"),
-        ("closed_at", f"closed: {_text(finding.get('close_reason', ''))}"),
-    ):
-        if at := finding.get(key):
-            yield f"- {moment(at)}: {words}"
-    for note in finding.get("notes", ()):
-        yield f"- {moment(note['written_at'])}: {_text(note['by'])}: {_text(note['text'])}"
-    for key, words in (("assigned_to", "assigned to"), ("ended_by", "the job:")):
-        if value := finding.get(key):
-            yield f"- {words} {_text(value)}"
-
-
-def _text(text: str) -> str:
-    return _MARKS.sub(r"\\\1", plain(text))
-
-
-def _code(text: str) -> str:
-    tick = "`" * (_longest_ticks(text) + 1)
-    return f"{tick} {plain(text)} {tick}" if "`" in text else f"`{plain(text)}`"
-
-
-def _fenced(lines: list[str], indent: str, language: str = "") -> Iterator[str]:
-    fence = "`" * max(3, _longest_ticks("\n".join(lines)) + 1)
-    yield f"{indent}{fence}{language}"
-    yield from (f"{indent}{plain(line)}" for line in lines)
-    yield f"{indent}{fence}"
-
-
-def _longest_ticks(text: str) -> int:
-    return max(map(len, re.findall("`+", text)), default=0)
+        staged.write_text(text, "utf-8")

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from frd.engine.findings.text import collective as collective_text
-from frd.forms import REASONS, duration_text, fold_ranks, folded
+from frd.forms import REASONS, duration_text, folded, moment, ranks_text
 from frd.model import Reason
 from frd.usage import plain
 
@@ -74,13 +74,6 @@ def _do_now(finding: Mapping[str, Any], is_live: bool) -> Iterator[Text]:
 def close_text(finding: Mapping[str, Any]) -> str:
     """``closed by hand: known pause, goes on``."""
     return plain(finding["close_reason"]) + (", goes on" if finding.get("goes_on") else "")
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """``0-1,3 (3 ranks)``."""
-    if len(ranks) <= 1:
-        return fold_ranks(ranks) or "none"
-    return f"{fold_ranks(ranks)} ({len(ranks)} ranks)"
 
 
 def _facts(finding: Mapping[str, Any], whole: bool) -> Iterator[tuple[str, RenderableType]]:
@@ -245,8 +238,3 @@ def _when(finding: Mapping[str, Any]) -> str:
             after_s = (datetime.fromisoformat(finding[key]) - opened).total_seconds()
             text += f", {word} after {duration_text(after_s)}"
     return text
-
-
-def moment(at: str) -> str:
-    """``2026-11-20 10:00:00 UTC``, of a time of the API."""
-    return f"{at[:10]} {at[11:19]} UTC"

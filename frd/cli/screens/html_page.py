@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from frd import __version__
-from frd.cli.screens.finding_panel import collective_facts, ranks_text
+from frd.cli.screens.finding_panel import collective_facts
 from frd.cli.screens.verdict import dump_facts, is_partial, unknown_facts
-from frd.forms import REASONS, finding_json, folded
+from frd.forms import REASONS, finding_json, folded, ranks_text
 from frd.model import Activity
 from frd.offline.analysis.analyze import Analysis
 from frd.usage import plain

@@ -11,10 +11,11 @@ from pathlib import Path
 from rich.console import RenderableType
 from rich.text import Text
 
-from frd.cli.screens.finding_panel import facts_table, ranks_text
+from frd.cli.screens.finding_panel import facts_table
 from frd.cli.screens.verdict import findings_parts, period_text, warning_facts
 from frd.cli.screens.watching import counted
 from frd.engine.memory.text import size
+from frd.forms import ranks_text
 from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank
 from frd.offline.memory.notes import before_text
 from frd.usage import plain

@@ -15,9 +15,9 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from frd.cli.screens.finding_panel import facts_table, finding_panel, ranks_text
+from frd.cli.screens.finding_panel import facts_table, finding_panel
 from frd.engine.findings.text import ranks
-from frd.forms import finding_json, fold_ranks
+from frd.forms import finding_json, fold_ranks, ranks_text
 from frd.model import Finding, Kind
 from frd.offline.analysis.analyze import Analysis
 from frd.offline.output.op_intervals import ended

@@ -130,7 +130,7 @@ class Waits:
         """Sort all ops in flight by rank, oldest first; an op is a row of the pairs or, counted on
         from their end, a row of the channels."""
         pairs, channels = self._pairs, self.snapshot.channels
-        inside = np.flatnonzero((pairs.joined > pairs.completed) & ~self._may_be_over)
+        inside = np.flatnonzero(pairs.inside)
         flying = np.flatnonzero(channels.in_flight > 0)
         rank = np.concatenate([self._rank[inside], channels.rank[flying]])
         since = np.concatenate([pairs.head_since[inside], channels.since[flying]])

@@ -7,13 +7,14 @@ say. An op is missing at a rank if another rank waits in it and this one has not
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
 
-from frd.engine.history.copies import Copies, OpenWaits
 from frd.engine.history.recent_entries import EntryColumnsBatch
+from frd.engine.matching.open_collectives import OpsAt
+from frd.engine.state.state_at import StateAt
 from frd.engine.views import MissingOps, RecentOps
 from frd.model import AlignedNs, Bools, Flags, Int64s
 
@@ -52,43 +53,47 @@ def _earliest(times: Int64s, first: Int64s) -> Int64s:
 
 
 def recent_ops(
-    copies: Copies, ranks: Collection[int], most: int, until: AlignedNs | None = None
+    at: StateAt,
+    opened: OpsAt,
+    batches: Sequence[EntryColumnsBatch],
+    ranks: Collection[int],
+    most: int,
+    until: AlignedNs | None,
 ) -> RecentOps:
     """See `History.ops`."""
-    wanted = np.zeros(max(copies.world_size, len(copies.state)), np.bool_)
+    pairs, clocks, waits, done = at.tables.pairs, at.tables.ranks, at.waits, at.reached.completed
+    wanted = np.zeros(max(clocks.count, int(pairs.rank.max(initial=0)) + 1), np.bool_)
     wanted[[rank for rank in ranks if 0 <= rank < len(wanted)]] = True
-    ops = _Ops(_rows_of(copies, wanted))
-    progress, done = copies.progress, copies.progress.completed()
-    waits = copies.waits()
+    ops = _Ops(_rows_of(batches, wanted))
     # What is only known from watermarks.
-    inside = np.flatnonzero(wanted[progress.rank[waits.row]])
+    inside = np.flatnonzero(wanted[pairs.rank[waits.row]])
     row, seq = waits.row[inside], waits.seq[inside]
     is_known = _in(row, seq, ops.pair, ops.seq)
     row, seq = row[~is_known], seq[~is_known]
     pair, op_seq = np.append(ops.pair, row), np.append(ops.seq, seq)
     none = np.zeros(len(row), np.int64)
-    open_signature = progress.signature_of(progress.group[row], seq)
+    open_signature = opened.signature_of(pairs.group[row], seq)
     signature = np.append(ops.signature, open_signature)
-    rank, group = progress.rank[pair].astype(np.int64), progress.group[pair].astype(np.int64)
-    enqueued = copies.to_aligned(rank, np.append(ops.created, progress.head[row]))
-    started = copies.to_aligned(rank, np.append(ops.started, none))
-    completed = copies.to_aligned(rank, np.append(ops.completed, none))
+    rank, group = pairs.rank[pair].astype(np.int64), pairs.group[pair].astype(np.int64)
+    enqueued = clocks.to_aligned(rank, np.append(ops.created, pairs.head[row]), at.now)
+    started = clocks.to_aligned(rank, np.append(ops.started, none), at.now)
+    completed = clocks.to_aligned(rank, np.append(ops.completed, none), at.now)
     reported = np.append(ops.reported, np.full(len(row), _NEVER))
     failed = np.append(ops.failed, np.zeros(len(row), np.bool_))
     is_over = (reported < _NEVER) | (op_seq <= done[pair])
-    latest = np.minimum(reported, copies.now)
+    latest = np.minimum(reported, at.now)
     ended = np.where(is_over, np.where(completed > 0, completed, latest), 0)
     ended = np.where(is_over, np.maximum(ended, enqueued), 0)
     first, last = _joins(group, op_seq, enqueued)
-    waits_for_all = np.append(copies.synchronizing, False)[signature]
+    waits_for_all = np.append(opened.synchronizing, False)[signature]
     earliest = np.where(waits_for_all, last, enqueued)
     earliest = np.where(failed, enqueued, earliest)  # a time-out waits for no rank
     ended_from = np.where(is_over & (completed == 0), np.minimum(earliest, ended), ended)
-    keep = np.flatnonzero((enqueued > 0) & (first <= (copies.now if until is None else until)))
+    keep = np.flatnonzero((enqueued > 0) & (first <= (at.now if until is None else until)))
     keep = keep[np.lexsort((enqueued[keep], rank[keep]))]
     keep = keep[_place_from_end(rank[keep]) < most]
-    names = sorted({one.op for one in copies.signatures})
-    by_signature = np.array([*(names.index(one.op) for one in copies.signatures), -1], np.int64)
+    names = sorted({one.op for one in opened.known})
+    by_signature = np.array([*(names.index(one.op) for one in opened.known), -1], np.int64)
     return RecentOps(
         rank=rank[keep],
         group=group[keep],
@@ -99,25 +104,22 @@ def recent_ops(
         ended_from=ended_from[keep],
         ended=ended[keep],
         failed=failed[keep],
-        groups=copies.infos,
+        groups=at.tables.groups.infos,
         ops=names,
-        missing=_missing(copies, waits, wanted, by_signature, until),
+        missing=_missing(at, opened, wanted, by_signature, until),
         uncertainty_ns={
-            int(r): int(copies.uncertainty_ns[r])
-            for r in np.flatnonzero(wanted).tolist()
-            if copies.knows_clock(r)
+            rank: int(clocks.uncertainty_ns[rank])
+            for rank in np.flatnonzero(wanted).tolist()
+            if at.knows_clock(rank)
         },
-        reached=_reached(copies, wanted, done),
+        reached=_reached(at, wanted),
     )
 
 
-def _rows_of(copies: Copies, wanted: Bools) -> EntryColumnsBatch:
+def _rows_of(batches: Sequence[EntryColumnsBatch], wanted: Bools) -> EntryColumnsBatch:
     """The rows of these ranks."""
-    parts = [
-        batch.at_rows(np.flatnonzero(wanted.take(batch.rank, mode="clip")))
-        for batch in copies.batches
-    ]
-    return EntryColumnsBatch.of(parts)
+    rows = [np.flatnonzero(wanted.take(batch.rank, mode="clip")) for batch in batches]
+    return EntryColumnsBatch.of([b.at_rows(of) for b, of in zip(batches, rows, strict=True)])
 
 
 def _in(pair: Int64s, seq: Int64s, pairs: Int64s, seqs: Int64s) -> Bools:
@@ -146,26 +148,26 @@ def _place_from_end(rank: Int64s) -> Int64s:
     return end - np.arange(len(rank)) - 1
 
 
-def _reached(copies: Copies, wanted: Bools, done: Int64s) -> dict[tuple[int, int], tuple[int, int]]:
-    progress = copies.progress
-    row = np.flatnonzero(wanted[progress.rank])
-    keys = zip(progress.rank[row].tolist(), progress.group[row].tolist(), strict=True)
-    seqs = zip(progress.enqueued[row].tolist(), done[row].tolist(), strict=True)
+def _reached(at: StateAt, wanted: Bools) -> dict[tuple[int, int], tuple[int, int]]:
+    pairs, come = at.tables.pairs, at.reached
+    row = np.flatnonzero(wanted[pairs.rank])
+    keys = zip(pairs.rank[row].tolist(), pairs.group[row].tolist(), strict=True)
+    seqs = zip(come.joined[row].tolist(), come.completed[row].tolist(), strict=True)
     return dict(zip(keys, seqs, strict=True))
 
 
 def _missing(
-    copies: Copies,
-    waits: OpenWaits,
+    at: StateAt,
+    ops: OpsAt,
     wanted: Bools,
     by_signature: Int64s,
     until: AlignedNs | None,
 ) -> MissingOps:
     """Only of waits that have lasted: of every op, some rank is the last one to join."""
-    progress, lasting = copies.progress, waits.lasting()
+    pairs, lasting = at.tables.pairs, at.waits.lasting()
     if not len(lasting.row):
         return MissingOps()
-    group = progress.group[lasting.row].astype(np.int64)
+    group = pairs.group[lasting.row].astype(np.int64)
     order = np.lexsort((lasting.seq, group))
     group, seq, since = group[order], lasting.seq[order], lasting.since[order]
     edge = np.ones(len(order), np.bool_)
@@ -173,22 +175,19 @@ def _missing(
     first = np.flatnonzero(edge)
     since = np.minimum.reduceat(since, first)
     found: list[tuple[int, int, int, int]] = []
-    layout = progress.layout
-    starts = np.append(layout.starts, len(layout.order))
-    place = {int(handle): at for at, handle in enumerate(layout.groups.tolist())}
-    for one, number, at in zip(
+    for one, number, began in zip(
         group[first].tolist(), seq[first].tolist(), since.tolist(), strict=True
     ):
-        rows = layout.order[starts[place[one]] : starts[place[one] + 1]]
-        if until is not None and at > until:
+        if until is not None and began > until:
             continue
-        rows = rows[wanted[progress.rank[rows]]]
-        absent = rows[copies.has_not_joined(rows, number, at)]
-        found += [(int(progress.rank[row]), one, number, at) for row in absent.tolist()]
+        rows = pairs.layout().rows(one)
+        rows = rows[wanted[pairs.rank[rows]]]
+        absent = rows[at.has_not_joined(rows, number, began)]
+        found += [(int(pairs.rank[row]), one, number, began) for row in absent.tolist()]
     # A rank that misses several ops of a group misses the first one first.
     found.sort(key=lambda item: (item[0], item[1], item[2]))
     firsts = {(rank, one): (rank, one, number, at) for rank, one, number, at in reversed(found)}
     columns = np.array(sorted(firsts.values()), np.int64).reshape(-1, 4).T
-    signature = progress.signature_of(columns[1].astype(np.int32), columns[2])
+    signature = ops.signature_of(columns[1].astype(np.int32), columns[2])
     rank, group, seq, since = columns
     return MissingOps(rank, group, seq, by_signature[signature], since)

@@ -136,7 +136,7 @@ def _waits_in(
     members, joined, done = pairs.rank, pairs.joined, pairs.completed
     lost = np.isin(members, ranks)
     missing = members[lost].tolist()
-    inside = ~lost & (joined > done) & np.isin(members, live)
+    inside = ~lost & pairs.inside & np.isin(members, live)
     if inside.any():
         seq = int(done[inside].min()) + 1
         waiting = members[inside & (done + 1 == seq)]

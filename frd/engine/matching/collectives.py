@@ -10,7 +10,7 @@ this module.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -20,7 +20,12 @@ from frd.engine.matching.clock_hints import ClockHint, GroupClocks, clock_hints
 from frd.engine.matching.lateness import Lateness
 from frd.engine.matching.mismatches import Mismatches
 from frd.engine.matching.op_histograms import OpHistograms
-from frd.engine.matching.open_collectives import OpenCollectives, RetiredCollectives
+from frd.engine.matching.open_collectives import (
+    OpenCollectives,
+    OpsAt,
+    RetiredCollectives,
+    may_end_early,
+)
 from frd.engine.matching.signature_rules import Signatures
 from frd.engine.matching.usual_waits import GroupKind, LongWait, StallThresholds
 from frd.engine.policy import Policy
@@ -299,24 +304,11 @@ class Collectives:
 
     def ends_early(self, group: Int32s, seq: Int64s) -> Bools:
         """Whether a member may complete it before all members have joined, if its op is known."""
-        signature = self.signature_of(group, seq)
-        early = signature >= 0
-        early[early] = ~self.signatures.synchronizing[signature[early]]
-        return early
+        return may_end_early(self.signature_of(group, seq), self.signatures.synchronizing)
 
-    def ops(self) -> Callable[[int, int], str]:
-        """The op of a (group, seq) at this time, empty when unknown."""
-        windows, slots = self.open_collectives.windows, self.open_collectives.slots
-        count, known = self._groups.count, self.signatures.known
-        base, capacity = windows.base[:count].copy(), windows.capacity[:count].copy()
-        held, signature = slots.seq.copy(), slots.signature.copy()
-
-        def op(group: int, seq: int) -> str:
-            size = int(capacity[group])
-            slot = int(base[group]) + (seq & (size - 1))
-            return known[signature[slot]].op if size and held[slot] == seq else ""
-
-        return op
+    def ops(self) -> OpsAt:
+        """What is open at this time."""
+        return self.open_collectives.frozen(self.signatures)
 
     def evicted(self) -> dict[str, int]:
         """Things dropped to stay within limits, by what."""

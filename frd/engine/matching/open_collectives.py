@@ -18,8 +18,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from frd.engine.matching.signature_rules import Signatures
 from frd.engine.state.tables import GrowingColumns, column
-from frd.model import Bools, Int32s, Int64s
+from frd.model import Bools, Int32s, Int64s, Signature
 
 FIRST_CAPACITY: Final = 16
 NEVER: Final = np.iinfo(np.int64).max
@@ -108,8 +109,8 @@ _RETIRED: Final = [c.name for c in fields(RetiredCollectives) if hasattr(Accumul
 
 
 @dataclass(frozen=True, slots=True)
-class FrozenSignatures:
-    """The windows of all groups, and what each slot holds, at one time."""
+class OpsAt:
+    """The ops that are open at one time: the windows of all groups, and what each slot holds."""
 
     base: Int64s
     capacity: Int64s
@@ -117,14 +118,33 @@ class FrozenSignatures:
     high: Int64s
     seq: Int64s
     signature: Int32s
+    known: Sequence[Signature]
+    """By handle."""
+    synchronizing: Bools
+    """By handle: no member can complete it before all have joined."""
 
-    def of(self, group: Int32s, seq: Int64s) -> Int64s:
+    def signature_of(self, group: Int32s | int, seq: Int64s | int) -> Int64s:
         """Handles of the signatures of open collectives, -1 when unknown."""
         slot = _located(self, group, seq)
         return np.where((slot >= 0) & (self.seq[slot] == seq), self.signature[slot], -1)
 
+    def ends_early(self, group: Int32s, seq: Int64s) -> Bools:
+        """See `Collectives.ends_early`."""
+        return may_end_early(self.signature_of(group, seq), self.synchronizing)
 
-def _located(w: SeqWindows | FrozenSignatures, group: Int32s, seq: Int64s) -> Int64s:
+    def op(self, group: int, seq: int) -> str:
+        """Empty when it is unknown."""
+        signature = int(self.signature_of(group, seq))
+        return self.known[signature].op if signature >= 0 else ""
+
+
+def may_end_early(signature: Int64s, synchronizing: Bools) -> Bools:
+    early = signature >= 0
+    early[early] = ~synchronizing[signature[early]]
+    return early
+
+
+def _located(w: SeqWindows | OpsAt, group: Int32s | int, seq: Int64s | int) -> Int64s:
     slot = w.base[group] + (seq & (w.capacity[group] - 1))
     return np.where((seq >= w.low[group]) & (seq < w.high[group]), slot, -1)
 
@@ -223,16 +243,18 @@ class OpenCollectives:
         """Slots of rows; -1 where the seq is outside its group's window."""
         return _located(self.windows, group, seq)
 
-    def frozen(self) -> FrozenSignatures:
-        """The signatures of what is open now."""
+    def frozen(self, signatures: Signatures) -> OpsAt:
+        """What is open now."""
         w, groups, slots = self.windows, self.windows.count, self.slots.count
-        return FrozenSignatures(
+        return OpsAt(
             base=w.base[:groups].copy(),
             capacity=w.capacity[:groups].copy(),
             low=w.low[:groups].copy(),
             high=w.high[:groups].copy(),
             seq=self.slots.seq[:slots].copy(),
             signature=self.slots.signature[:slots].copy(),
+            known=tuple(signatures.known),
+            synchronizing=signatures.synchronizing[: signatures.count].copy(),
         )
 
     def merge(

@@ -25,6 +25,11 @@ class AttemptTables:
     unrecorded: UnrecordedWaits = field(default_factory=UnrecordedWaits)
     phases: Phases = field(default_factory=Phases)
 
+    def frozen(self) -> AttemptTables:
+        """With a copy of what `frd.engine.state.state_at` reads of ranks, groups and pairs."""
+        ranks, groups = self.ranks.frozen(), self.groups.frozen()
+        return replace(self, ranks=ranks, groups=groups, pairs=self.pairs.inside())
+
     def all_gone(self) -> bool:
         """All ranks that were ever declared are gone."""
         rank = self.ranks.sorted()

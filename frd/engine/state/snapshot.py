@@ -76,6 +76,12 @@ class PairColumns:
     """Aligned ns by which the member had come as far as it is known to be (`joined` included): what
     is known of it is true from then until `Snapshot.as_of`. 0 when unknown."""
 
+    @property
+    def inside(self) -> Bools:
+        """The members that are inside a collective, for all that is known."""
+        inside: Bools = (self.joined > self.completed) & (self.completed_most == self.completed)
+        return inside
+
     def rows(self, group: int) -> slice:
         """The members of a group."""
         return slice(int(self.first[group]), int(self.first[group + 1]))

@@ -8,6 +8,7 @@ with each other, which needs no alignment, and usually nothing is left.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeAlias, TypedDict
 
 import numpy as np
@@ -19,7 +20,17 @@ from frd.engine.state.lazy import LazySequence
 from frd.engine.state.snapshot import ANY_SEQ, AT_REST, EARLY, PairColumns, StallTable
 from frd.engine.state.tables import EXITED, LIVE, RankTable
 from frd.engine.views import STATES
-from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, ExitInfo, Int32s, Int64s, RankInfo, RankState
+from frd.model import (
+    UNKNOWN_SEQ,
+    AlignedNs,
+    Bools,
+    ExitInfo,
+    Float64s,
+    Int32s,
+    Int64s,
+    RankInfo,
+    RankState,
+)
 
 _STATES: Final = np.array(STATES, object)
 _FAR: Final = np.iinfo(np.int64).max
@@ -40,31 +51,59 @@ def stalls(
     impossible watermarks; `ends_early` says which collectives a member may complete before all
     members have joined.
     """
+    pairs, ranks = tables.pairs, tables.ranks
+    usual = thresholds_ns(tables, least_ns)
+    waits = open_waits(tables, usual, EARLY, ends_early, now)
+    p2p = tables.channels.waiting(ranks, round(least_ns * EARLY))
+    share = _share(ranks, p2p.rank, p2p.since, usual[p2p.group], now)
+    late = (share >= EARLY) & (p2p.in_flight > 0)
+    since = ranks.to_aligned(p2p.rank[late], p2p.since[late], now)
+    early = StallTable(
+        np.concatenate((pairs.group[waits.row], p2p.group[late])),
+        np.concatenate((pairs.rank[waits.row], p2p.rank[late])),
+        np.concatenate((waits.seq, np.full(late.sum(), UNKNOWN_SEQ))),
+        np.concatenate((waits.since, since)),
+    )
+    return early.of(np.concatenate((waits.share, share[late])) >= 1), early
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWaits:
+    """The oldest open op of each member that is inside one: one element for each."""
+
+    row: Int64s
+    """The pair."""
+    seq: Int64s
+    since: Int64s
+    """Aligned ns from which the wait counts; see `stalls`."""
+    share: Float64s
+    """For how long the rank's own telemetry confirms it, as a share of the stall threshold of the
+    group."""
+
+    def lasting(self, share: float = AT_REST) -> OpenWaits:
+        """Those that have lasted for this share."""
+        last = self.share >= share
+        if last.all():
+            return self
+        return OpenWaits(self.row[last], self.seq[last], self.since[last], self.share[last])
+
+
+def open_waits(
+    tables: AttemptTables, usual_ns: Int64s, part: float, ends_early: EndsEarly, now: AlignedNs
+) -> OpenWaits:
+    """The waits in collectives that have lasted for a part of `usual_ns`, which is by group; all,
+    for 0."""
     pairs, ranks, n = tables.pairs, tables.ranks, tables.pairs.count
     row = np.flatnonzero((pairs.enqueued[:n] > pairs.completed[:n]) & (pairs.head[:n] > 0))
-    early_ns = round(least_ns * EARLY)
-    row = row[ranks.as_of[pairs.rank[row]] - pairs.head[row] >= early_ns]
-    p2p = tables.channels.waiting(ranks, early_ns)
-    since = np.maximum(pairs.head[row], pairs.idle_until[row])
-    usual = thresholds_ns(tables, least_ns)
-    lasted = _lasted(ranks, pairs.rank[row], since, now)
-    stuck = np.flatnonzero(lasted >= usual[pairs.group[row]] * EARLY)
-    if len(stuck):
-        limit = _limits(tables, row[stuck], ends_early, now)
-        stuck = stuck[completed(tables, row[stuck]) <= limit]
-    row = row[stuck]
-    lasted_p2p = _lasted(ranks, p2p.rank, p2p.since, now)
-    late = (lasted_p2p >= usual[p2p.group] * EARLY) & (p2p.in_flight > 0)
-    rank = np.concatenate((pairs.rank[row], p2p.rank[late]))
-    group = np.concatenate((pairs.group[row], p2p.group[late]))
-    since = np.concatenate((since[stuck], p2p.since[late]))
-    early = StallTable(
-        group,
-        rank,
-        np.concatenate((completed(tables, row) + 1, np.full(late.sum(), UNKNOWN_SEQ))),
-        ranks.to_aligned(rank, since, now),
-    )
-    return early.of(np.concatenate((lasted[stuck], lasted_p2p[late])) >= usual[group]), early
+    if part:  # few are left, at little cost
+        least_ns = round(int(usual_ns.min(initial=_FAR)) * part)
+        row = row[ranks.as_of[pairs.rank[row]] - pairs.head[row] >= least_ns]
+    rank, since = pairs.rank[row], np.maximum(pairs.head[row], pairs.idle_until[row])
+    share = _share(ranks, rank, since, usual_ns[pairs.group[row]], now)
+    last = np.flatnonzero(share >= part)
+    last = last[completed(tables, row[last]) <= _limits(tables, row[last], ends_early, now)]
+    since = ranks.to_aligned(rank[last], since[last], now)
+    return OpenWaits(row[last], completed(tables, row[last]) + 1, since, share[last])
 
 
 def thresholds_ns(tables: AttemptTables, least_ns: int) -> Int64s:
@@ -77,35 +116,42 @@ def thresholds_ns(tables: AttemptTables, least_ns: int) -> Int64s:
     return found
 
 
-def _lasted(ranks: RankTable, rank: Int32s, since: Int64s, now: AlignedNs) -> Int64s:
-    """For how long reports confirm these waits; -1 of a rank that is gone."""
+def _share(
+    ranks: RankTable, rank: Int32s, since: Int64s, usual_ns: Int64s, now: AlignedNs
+) -> Float64s:
+    """For how long reports confirm these waits, as a share; -1 of a rank that is gone."""
     # An agent whose clock is misjudged cannot confirm a wait that has not happened yet.
     as_of = np.minimum(ranks.as_of[rank], ranks.to_node(rank, now))
-    return np.where(ranks.state[rank] < EXITED, as_of - since, -1)
+    lasted = np.maximum(as_of - since, 0) / usual_ns
+    return np.where(ranks.state[rank] < EXITED, lasted, -1)
 
 
 def _limits(tables: AttemptTables, row: Int64s, ends_early: EndsEarly, now: AlignedNs) -> Int64s:
     """The highest seq that each row can have completed: a member cannot complete an op that another
     member, by a later report, has not joined."""
-    groups, pairs = tables.groups, tables.pairs
-    group, done = pairs.group[row], completed(tables, row)
-    layout = pairs.layout()
-    come = layout.view(pairs.enqueued)
-    least = np.zeros(groups.count, np.int64)
-    least[layout.groups] = np.minimum.reduceat(np.where(come < 0, _FAR, come), layout.starts)
-    odd = np.flatnonzero(done > least[group])
+    limit = np.full(len(row), _FAR, np.int64)
+    if not len(row):
+        return limit
+    group, done = tables.pairs.group[row], completed(tables, row)
+    odd = np.flatnonzero(done > _least_of_members(tables)[group])
     odd = odd[~ends_early(group[odd], done[odd])]
     odd = odd[np.argsort(group[odd], kind="stable")]
-    limit = np.full(len(row), _FAR, np.int64)
     for rows_of_group in np.split(odd, np.flatnonzero(np.diff(group[odd])) + 1) if len(odd) else ():
-        members = groups.rows(int(group[rows_of_group[0]]))
+        members = tables.pairs.layout().rows(int(group[rows_of_group[0]]))
         limit[rows_of_group] = _least_joined(tables, members, row[rows_of_group], now)
     return limit
 
 
-def _least_joined(
-    tables: AttemptTables, members: slice | list[int], row: Int64s, now: AlignedNs
-) -> Int64s:
+def _least_of_members(tables: AttemptTables) -> Int64s:
+    """By group: the least that a member with a report has joined."""
+    layout = tables.pairs.layout()
+    come = layout.view(tables.pairs.enqueued)
+    least = np.zeros(tables.groups.count, np.int64)
+    least[layout.groups] = np.minimum.reduceat(np.where(come < 0, _FAR, come), layout.starts)
+    return least
+
+
+def _least_joined(tables: AttemptTables, members: Int64s, row: Int64s, now: AlignedNs) -> Int64s:
     """For each row of a group: the lowest seq joined by members whose reports are certainly later
     than its completion."""
     ranks, pairs = tables.ranks, tables.pairs
@@ -122,12 +168,14 @@ def _least_joined(
     return least[np.searchsorted(-as_of[order], -after)]
 
 
-def completed(tables: AttemptTables, row: Int64s) -> Int64s:
+def completed(tables: AttemptTables, row: Int64s | slice) -> Int64s:
     """Completed watermarks; a rank in its first collective counts as done with the one before."""
     pairs = tables.pairs
-    marks = pairs.completed[row]
-    first = tables.groups.first_seq[pairs.group[row]]
-    return np.where((marks < 0) & (first <= pairs.enqueued[row]), first - 1, marks)
+    done = np.array(pairs.completed[row])
+    none = np.flatnonzero(done < 0)
+    first = tables.groups.first_seq[pairs.group[row][none]]
+    done[none] = np.where(first <= pairs.enqueued[row][none], first - 1, done[none])
+    return done
 
 
 class RankColumns(TypedDict):
@@ -199,16 +247,18 @@ def _margin_ns(ranks: RankTable, rank: Int32s) -> Int64s:
     return margin_ns
 
 
-def _unheard(tables: AttemptTables, order: Int64s, done: Int64s, ends_early: EndsEarly) -> Bools:
+def _unheard(tables: AttemptTables, done: Int64s, ends_early: EndsEarly) -> Bools:
     """Members without any report, where others have completed an op that takes all members: these
     members joined it before an agent could report it."""
-    group = tables.pairs.group[order]
-    first = tables.groups.first_seq[group]
-    none = tables.pairs.enqueued[order] == UNKNOWN_SEQ
+    group = tables.pairs.group[: len(done)]
+    none: Bools = tables.pairs.enqueued[: len(done)] == UNKNOWN_SEQ
+    if not none.any():
+        return none
     some = np.zeros(tables.groups.count, np.bool_)
     some[group[none]] = True
-    some[group[~none & (done < first)]] = False  # the first op may be open yet
-    row = np.flatnonzero(some[group] & (done >= first))
+    row = np.flatnonzero(some[group] & ~none)
+    some[group[row[done[row] < tables.groups.first_seq[group[row]]]]] = False  # it may be open yet
+    row = row[some[group[row]]]
     row = row[~ends_early(group[row], done[row])]
     some[:] = False
     some[group[row]] = True
@@ -216,49 +266,70 @@ def _unheard(tables: AttemptTables, order: Int64s, done: Int64s, ends_early: End
     return unheard
 
 
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How far each member is known to have come, by pair; see `PairColumns`."""
+
+    joined: Int64s
+    completed: Int64s
+    in_doubt: Bools
+    """The member may have joined more."""
+    cut: Int64s
+    """Rows with impossible watermarks, cut to the highest possible seq."""
+
+
+def reached(tables: AttemptTables, ends_early: EndsEarly, now: AlignedNs) -> Reached:
+    """Its arrays may be those of the tables, to be read only."""
+    ranks, table, every = tables.ranks, tables.pairs, slice(tables.pairs.count)
+    group, rank = table.group[every], table.rank[every]
+    joined, done = table.enqueued[every], completed(tables, every)
+    ahead = np.flatnonzero(done > _least_of_members(tables)[group])
+    ahead = ahead[ranks.knows(rank[ahead])]
+    ahead = ahead[ranks.state[rank[ahead]] == LIVE]  # a timeout completes what never was
+    clocks = ranks.clock_lines(rank[ahead])
+    done_at = _by(clocks, table.completed[ahead], table.completed_at[ahead], now)
+    ahead = ahead[done_at < now - tables.groups.threshold_ns[group[ahead]] * AT_REST]
+    limit = _limits(tables, ahead, ends_early, now)
+    false = done[ahead] > limit
+    if len(odd := ahead[false]):
+        joined = joined.copy()
+        joined[odd] = done[odd] = limit[false] - 1  # nor is it done with what the others are in
+    in_doubt = _unheard(tables, done, ends_early)
+    if (lossy := ranks.declared & _lossy(ranks, slice(None))).any():
+        in_doubt |= np.append(lossy, False).take(rank, mode="clip")
+    in_doubt[odd] = True  # what else such a member is in is not known either
+    return Reached(joined, done, in_doubt, odd)
+
+
 def pairs(tables: AttemptTables, ends_early: EndsEarly, now: AlignedNs) -> PairColumns:
-    """All members of all groups, by group handle. Watermarks that are impossible are cut to the
-    highest possible seq."""
-    ranks, groups, table = tables.ranks, tables.groups, tables.pairs
-    layout = table.layout()
-    order, group = layout.order, layout.copy(table.group)
-    members, joined = layout.copy(table.rank), layout.copy(table.enqueued)
-    started = layout.copy(table.started)
-    done, head = completed(tables, order), layout.view(table.head)
+    """All members of all groups, by group handle."""
+    ranks, table, layout = tables.ranks, tables.pairs, tables.pairs.layout()
+    come, members = reached(tables, ends_early, now), layout.copy(table.rank)
+    joined, done, started = map(layout.copy, (come.joined, come.completed, table.started))
+    done_most = np.where((joined > done) & (layout.view(table.head) == 0), joined, done)
+    if len(come.cut):
+        odd = np.flatnonzero(np.isin(layout.order, come.cut))
+        started[odd], done_most[odd] = np.minimum(started[odd], done[odd]), ANY_SEQ
     clocks = ranks.clock_lines(members)
-    joined_at = _by(clocks, joined, layout.view(table.enqueued_at), now)
-    started_at = _by(clocks, started, layout.view(table.started_at), now)
+    joined_at = _by(clocks, layout.view(table.enqueued), layout.view(table.enqueued_at), now)
+    started_at = _by(clocks, layout.view(table.started), layout.view(table.started_at), now)
     done_at = _by(clocks, layout.view(table.completed), layout.view(table.completed_at), now)
     moved_at = np.maximum(started_at, done_at)
-    rests = np.flatnonzero(done_at < now - groups.threshold_ns[group] * AT_REST)
-    rests = rests[ranks.knows(members[rests])]
-    rests = rests[ranks.state[members[rests]] == LIVE]  # a timeout completes what never was
-    limit = _limits(tables, order[rests], ends_early, now)
-    false = done[rests] > limit
-    odd, most = rests[false], limit[false] - 1  # nor to be done with what the others are in
-    joined[odd], started[odd], done[odd] = most, np.minimum(started[odd], most), most
-    known = ranks.knows(members)
-    lossy = known.copy()
-    lossy[known] = _lossy(ranks, members[known])
-    joined_most = np.where(lossy | _unheard(tables, order, done, ends_early), ANY_SEQ, joined)
-    done_most = np.where((joined > done) & (head == 0), joined, done)
-    joined_most[odd] = done_most[odd] = ANY_SEQ  # what else such a member is in is not known either
-    first = np.searchsorted(group, np.arange(groups.count + 1))
     return PairColumns(
-        first,
+        np.searchsorted(layout.view(table.group), np.arange(tables.groups.count + 1)),
         members,
         joined,
-        joined_most,
+        np.where(layout.view(come.in_doubt), ANY_SEQ, joined),
         started,
         done,
         done_most,
-        clocks.to_aligned(head, now),
+        clocks.to_aligned(layout.view(table.head), now),
         moved_at,
         np.maximum(joined_at, moved_at),
     )
 
 
-def _lossy(table: RankTable, rank: Int32s) -> Bools:
+def _lossy(table: RankTable, rank: Int32s | slice) -> Bools:
     """Rows of the rank are known to be missing."""
     lossy: Bools = table.gap_at[rank] >= table.as_of[rank]
     return lossy

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, TypeAlias, assert_never
 from frd.address import finding_page
 from frd.config import NotifyEvent, NotifyTarget
 from frd.do_now import do_now, shown_json
+from frd.do_now.table import RUNBOOKS
 from frd.engine.findings.text import STANDS_AT, clean, place
 from frd.forms import finding_json, folded, utc_text
 from frd.model import AlignedNs, Finding, FindingState, Kind, Severity, Suspect
@@ -30,18 +31,6 @@ _MAX_SUMMARY_CHARS: Final = 1_024
 """Of PagerDuty."""
 _MAX_LINE_CHARS: Final = 1_000
 _MAX_SUSPECTS: Final = 16
-_RUNBOOKS: Final[dict[Kind, str]] = {
-    Kind.STALL: "FrdCollectiveStalled",
-    Kind.ORDER: "FrdCollectiveMismatch",
-    Kind.MISMATCH: "FrdCollectiveMismatch",
-    Kind.RANK_LOST: "FrdRankLost",
-    Kind.OOM: "FrdMemoryFirstCause",
-    Kind.MEMORY_SPIKE: "FrdMemoryFirstCause",
-    Kind.STRAGGLER: "FrdStragglerPersistent",
-    Kind.TELEMETRY_GAP: "FrdTelemetryGap",
-    Kind.CLOCK_UNSYNCHRONIZED: "FrdClockUnsynchronized",
-    Kind.STANDSTILL: "FrdStandstill",
-}
 _ACTIONS: Final[dict[str, str]] = {"acknowledged": "acknowledge", "closed": "resolve"}
 """Of PagerDuty; the others trigger."""
 _LINKS: Final = {"page_url": "Open the finding", "runbook_url": "Runbook"}
@@ -69,7 +58,7 @@ def body(notice: Notice, target: NotifyTarget, url: str, *, has_pages: bool = Tr
     finding = notice.finding
     base = target.runbook_url.rstrip("/") or f"{url}/runbooks"
     links = {"page_url": finding_page(url, finding.id)} if has_pages else {}
-    links["runbook_url"] = f"{base}/{_RUNBOOKS[finding.kind]}.md"
+    links["runbook_url"] = f"{base}/{RUNBOOKS[finding.kind]}.md"
     match target.format:
         case "json":
             content = _generic(notice, links)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias
@@ -37,6 +37,7 @@ Json: TypeAlias = dict[str, Any]
 
 MOST: Final = 64
 """Ranks, groups, waits of a summary."""
+_NODE_COUNTS: Final = ("connected", "silent", "gone", "unsynchronized")
 MOST_NODES: Final = 50
 MOST_ROWS: Final = 256
 """Of a map."""
@@ -154,39 +155,40 @@ def nodes_json(nodes: Iterable[NodeView], state: ServiceState) -> Json:
     """Counts of nodes, and the worst of them. Those without a job that runs report nothing, and
     are neither silent nor gone."""
     running = {view.key for view in state.latest_attempts().values() if not view.ended}
+    at = state.status_view.at
     known = [
-        node if running.intersection(node.ranks) else replace(node, reporting=True)
+        {**node_json(node, at), "reporting": node.reporting or not running.intersection(node.ranks)}
         for node in nodes
         if node.connected or running.intersection(node.ranks)
     ]
-    counts = dict.fromkeys(("connected", "silent", "gone", "unsynchronized"), 0)
-    for node in known:
-        counts[_node_state(node)] += 1
-        counts["unsynchronized"] += node.connected and not node.clock.is_synchronized
-    worst = sorted(known, key=_badness)[:MOST_NODES]
-    at = state.status_view.at
+    counts = Counter(name for node in known for name in counted_as(node))
+    worst = sorted(known, key=badness)[:MOST_NODES]
     return {
-        "node_counts": counts,
-        "nodes": [{**node_json(node, at), "reporting": node.reporting} for node in worst],
+        "node_counts": {name: counts[name] for name in _NODE_COUNTS},
+        "nodes": worst,
         "more_nodes": len(known) - len(worst),
     }
 
 
-def _node_state(node: NodeView) -> str:
-    if not node.connected:
-        return "gone"
-    return "connected" if node.reporting else "silent"
+def counted_as(node: Json) -> Iterator[str]:
+    """The keys of `node_counts` that count a node."""
+    if not node["connected"]:
+        yield "gone"
+        return
+    yield "connected" if node["reporting"] else "silent"
+    if node["clock_state"] != "synchronized":
+        yield "unsynchronized"
 
 
-def _badness(node: NodeView) -> tuple[bool, bool, bool, float, str]:
+def badness(node: Json) -> tuple[bool, bool, bool, float, str]:
     """Smaller is worse."""
-    uncertainty_s = node.clock.uncertainty_s
+    uncertainty_s = node.get("clock_uncertainty_s")
     return (
-        node.connected,
-        node.reporting,
-        node.clock.is_synchronized,
+        node["connected"],
+        node["reporting"],
+        node["clock_state"] == "synchronized",
         -(uncertainty_s if uncertainty_s is not None else 1e9),
-        node.node,
+        node["node"],
     )
 
 

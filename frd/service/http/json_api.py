@@ -235,6 +235,7 @@ def node_json(node: NodeView, at: AlignedNs) -> Json:
     return {
         "node": node.node,
         "boot_id": node.boot_id,
+        "session": node.session,
         "connected": node.connected,
         **clock_json(node.clock),
         "last_message_age_s": age_s(node.last_message_at, at),

@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from frd.address import silence_url
+from frd.address import finding_page, silence_url
 from frd.decodable import decodable
 from frd.do_now import shown_json
 from frd.errors import ServiceUnavailable, StoreError
@@ -33,6 +33,7 @@ from frd.model import AlignedNs, FindingState, Kind
 from frd.service.access.grants import Tokens
 from frd.service.access.refusals import Refusals
 from frd.service.evidence.logs import logs_json
+from frd.service.findings.report import report
 from frd.service.findings.silences import Refused
 from frd.service.http import parameters
 from frd.service.http.answers import (
@@ -98,7 +99,7 @@ def create_app(
     """The ASGI application of one service; `peers` are the other replicas of its cluster."""
     people = PeopleApi(view)
     pictures = Pictures(view, people)
-    api, by = _Api(view, pictures, people, web.alertmanager_url), peers or _Alone()
+    api, by = _Api(view, pictures, people, web), peers or _Alone()
     sessions = Sessions(web.tokens, web.public_url, web.refusals)
     asked = {"jobs": by.jobs(api.jobs), "health": by.health(api.health), "job": by.owner(api.job)}
     events = Events(view, asked, web.tokens)
@@ -183,12 +184,12 @@ class _Api:
     """What this replica has."""
 
     def __init__(
-        self, view: ServiceView, pictures: Pictures, people: PeopleApi, alertmanager_url: str
+        self, view: ServiceView, pictures: Pictures, people: PeopleApi, web: WebOptions
     ) -> None:
         self._view = view
         self._pictures = pictures
         self._people = people
-        self._alertmanager_url = alertmanager_url
+        self._web = web
         self._runbooks = load_runbooks()
         self._past = Past(view)
 
@@ -278,7 +279,13 @@ class _Api:
         return await json_answer(answer)
 
     async def finding(self, request: Request) -> Response:
-        found, url = await self._people.finding(request.path_params["id"]), self._alertmanager_url
+        found = await self._people.finding(request.path_params["id"])
+        url = self._web.alertmanager_url
+        if parameters.choice(request, "format", ("json", "markdown")) == "markdown":
+            base = self._web.public_url or str(request.base_url).rstrip("/")
+            page = finding_page(base, found.id) if self._web.has_page else ""
+            text = await asyncio.to_thread(lambda: report(shown_json(found), page))
+            return PlainTextResponse(text, media_type="text/markdown")
 
         def answer() -> object:
             before = self._past.before(found)

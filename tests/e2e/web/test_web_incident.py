@@ -128,11 +128,11 @@ def test_a_command_is_copied(service: Serving, browser: Browser) -> None:
         page.get_by_role("button", name="Copy link").click()
         page.wait_for_function(f"() => {read}.then((text) => text === location.href)")
         page.get_by_role("button", name="Copy as Markdown").click()
-        page.wait_for_function(f"() => {read}.then((text) => text.startsWith('## Rank 3'))")
+        page.wait_for_function(f"() => {read}.then((text) => text.startsWith('# Rank 3'))")
         report = page.evaluate(read)
-        assert "```\nssh node7\n```" in report
+        assert "   ```sh\n   kubectl exec --namespace ml train-3 -- ls" in report
         assert r"all\_reduce" in report
-        assert report.rstrip().endswith(PATH)
+        assert f"{PATH}>" in report
 
 
 def test_where_the_suspect_runs(service: Serving, watched: Watched) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from frd.cli.screens.finding_panel import finding_panel, ranks_text
-from frd.forms import REASONS
+from frd.cli.screens.finding_panel import finding_panel
+from frd.forms import REASONS, ranks_text
 from frd.model import Reason
 from frd.usage import plain
 

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +51,15 @@ def test_closed_by_hand_and_going_on_is_exit_3(service: Service, ask: Shell) -> 
     assert f"{said}, goes on: " in ask.drawn("status").out
     service.says("/api/v1/findings/ab12", {**going_on, "goes_on": False})
     assert "goes on" not in ask("findings", "ab12").out
+
+
+def test_a_report_is_what_the_service_writes(service: Service, ask: Shell, tmp_path: Path) -> None:
+    """As it comes, on stdout or in a file."""
+    service.says("/api/v1/findings/ab12", FINDING)
+    service.says("/api/v1/findings/ab12?format=markdown", b"# Rank 1 \xc3\xa9\n")
+    assert ask("report", "ab12").out == "# Rank 1 é\n"
+    ask("report", "ab12", "-o", str(tmp_path / "incident.md"))
+    assert (tmp_path / "incident.md").read_text("utf-8") == "# Rank 1 é\n"
 
 
 def test_blind_is_exit_4(service: Service, ask: Shell) -> None:

@@ -564,6 +564,21 @@ def test_a_view_says_who_waits_where() -> None:
     assert [rank.info.rank for rank in view.ranks[1:3]] == [1, 2]
 
 
+def test_a_wait_in_a_view_counts_as_a_stall_does() -> None:
+    """A program that runs ahead of its device waits since its last op was completed; a rank that
+    has exited waits in nothing."""
+    job = Job()
+    for rank in job.ranks:
+        job.entries(rank, range(1, 5), Flags.JOINED, created=0)
+    for done in (1, 2, 3):
+        for rank in job.ranks:
+            job.watermark(rank, 4, done, 0.0, as_of=float(done))
+    job.status(1, RankState.EXITED, 4)
+    ranks = job.attempt.view(at(5)).ranks
+    assert [rank.waiting_in for rank in ranks[:2]] == ["all_reduce #4 on default_pg", ""]
+    assert [rank.waiting_s for rank in ranks[:2]] == [pytest.approx(3), 0]
+
+
 def test_a_view_does_not_change_afterwards() -> None:
     """Whoever holds a view sees the moment it was taken, whatever comes later."""
     job = Job()

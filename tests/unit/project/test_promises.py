@@ -24,7 +24,7 @@ from frd import config
 from frd.cli import BLIND, FAILED, FINDINGS_PRESENT, USAGE, cli
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cluster import INSTALL
-from frd.do_now.table import TABLE
+from frd.do_now.table import RUNBOOKS, TABLE
 from frd.engine.evidence.questions import MAX_RANKS, Occasion
 from frd.engine.views import MemoryView as AttemptMemory
 from frd.model import Confidence, Kind, RankState, Reason, SeriesInfo, SeriesKind
@@ -362,6 +362,18 @@ def test_every_metric_is_in_a_panel_or_a_rule() -> None:
     used = {name for page in (*RULES, *DASHBOARDS) for name in METRIC.findall(text(page))}
     used |= {name.removesuffix(part) for name in used for part in HISTOGRAM_PARTS}
     assert METRICS.keys() | agent_metrics().keys() <= used
+
+
+def test_the_runbook_of_a_kind_is_that_of_its_alerts() -> None:
+    """An alert about findings of a kind has the name that findings and messages link to."""
+    rules = re.split(r"- alert: ", "".join(map(text, RULES)))[1:]
+    alerts = {
+        (kind, rule.split()[0])
+        for rule in rules
+        for kinds in re.findall(r'frd_finding_critical{kind=~?"([a-z_|]+)"', rule)
+        for kind in kinds.split("|")
+    }
+    assert alerts == {*RUNBOOKS.items()} - {(Kind.TELEMETRY_GAP, RUNBOOKS[Kind.TELEMETRY_GAP])}
 
 
 def test_every_alert_has_a_row_and_a_runbook() -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -87,23 +88,44 @@ class PeerClient:
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise NoAnswer(reason(error)) from None
 
-    async def ask(self, replica: Replica, request: Forwarded) -> httpx.Response:
-        """The whole answer, which is JSON or status 404.
+    async def found(self, replica: Replica, request: Forwarded) -> httpx.Response | None:
+        """As `send`; None for status 404.
+
+        Raises:
+            NoAnswer: it did not arrive within `within_s`, or has another status.
+        """
+        async with self._in_time():
+            answer = await self.send(replica, request)
+        if answer.status_code == httpx.codes.OK:
+            return answer
+        await answer.aclose()
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            return None
+        raise NoAnswer(f"answered {answer.status_code}")
+
+    async def ask(self, replica: Replica, request: Forwarded) -> httpx.Response | None:
+        """The whole answer; None for status 404.
 
         Raises:
             NoAnswer: it did not arrive within `within_s`, has another status, or is too large.
         """
+        async with self._in_time():
+            if (answer := await self.found(replica, request)) is None:
+                return None
+            try:
+                return await _whole(answer)
+            except httpx.HTTPError as error:
+                raise NoAnswer(reason(error)) from None
+            finally:
+                await answer.aclose()
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(self.within_s):
-                answer = await self.send(replica, request)
-                try:
-                    return await _whole(answer)
-                finally:
-                    await answer.aclose()
+                yield
         except TimeoutError:
             raise NoAnswer(f"no answer within {self.within_s:g} s") from None
-        except httpx.HTTPError as error:
-            raise NoAnswer(reason(error)) from None
 
     async def close(self) -> None:
         if self._client is not None:
@@ -136,8 +158,6 @@ class PeerClient:
 
 async def _whole(answer: httpx.Response) -> httpx.Response:
     """`answer` with its body as content."""
-    if answer.status_code not in (httpx.codes.OK, httpx.codes.NOT_FOUND):
-        raise NoAnswer(f"answered {answer.status_code}")
     body = bytearray()
     async for chunk in answer.aiter_raw():
         body += chunk

@@ -55,6 +55,7 @@ class CutOff:
 
     async def _ask(self, replica: Replica, sent: Forwarded) -> frozenset[int]:
         try:
-            return cells_in(await self._client.ask(replica, sent))
+            answer = await self._client.ask(replica, sent)
+            return cells_in(answer) if answer is not None else frozenset()
         except (NoAnswer, ValueError):
             return frozenset()  # it is asked again

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -19,7 +19,7 @@ from frd.cluster.lease import ClusterView
 from frd.decodable import decodable
 from frd.do_now import shown_json
 from frd.model import Finding, FindingState
-from frd.service.http.job_json import MOST_NODES
+from frd.service.http.job_json import MOST_NODES, badness, counted_as
 from frd.service.http.watching_json import NO_AGENT
 from frd.service.http.web.past import MOST_ENDED
 
@@ -58,25 +58,25 @@ class _Finding(msgspec.Struct):
     opened_at: str
 
 
-@decodable
-class Jobs(msgspec.Struct):
-    """What `merge_jobs` needs of an answer."""
-
+class _List(msgspec.Struct, kw_only=True):
     at: str
-    jobs: list[_Line]
     watching: _Watching
     warnings: list[_Warning]
+
+
+@decodable
+class Jobs(_List, kw_only=True):
+    """What `merge_jobs` needs of an answer."""
+
+    jobs: list[_Line]
     ended: list[_Ended] = []
 
 
 @decodable
-class Findings(msgspec.Struct):
+class Findings(_List, kw_only=True):
     """What `merge_findings` needs of an answer."""
 
-    at: str
     findings: list[_Finding]
-    watching: _Watching
-    warnings: list[_Warning]
 
 
 @decodable
@@ -119,15 +119,25 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
-    """What is asked for, and what the replica that merges knows itself."""
+class Gathered:
+    """The answers of all replicas, that of the one that merges first."""
 
     own: Heard
-    view: ClusterView
+    others: Sequence[Heard] = ()
     incomplete: Sequence[str] = ()
     """Replicas that did not answer."""
+    view: ClusterView = field(default_factory=ClusterView)
     job: str | None = None
     """Only this job."""
+
+    @property
+    def parts(self) -> list[Json]:
+        return [self.own.json, *(heard.json for heard in self.others)]
+
+    @property
+    def cells(self) -> frozenset[int]:
+        """Of all that have answered."""
+        return self.own.cells.union(*(heard.cells for heard in self.others))
 
 
 def decode(body: bytes, form: type[msgspec.Struct]) -> Json:
@@ -154,54 +164,48 @@ def plain(body: bytes) -> Json:
     return msgspec.convert(value, Json)
 
 
-def merge_jobs(listing: Listing, others: Sequence[Heard]) -> Json:
+def merge_jobs(of: Gathered) -> Json:
     """The jobs of all replicas, by name."""
     by_name: dict[str, Json] = {}
-    for heard in (listing.own, *others):
-        for line in heard.json["jobs"]:
-            known = by_name.get(line["job"])
-            if known is None or known["attempt"] < line["attempt"]:
-                by_name[line["job"]] = line
-    said = [one for heard in (listing.own, *others) for one in heard.json.get("ended", ())]
+    for line in (line for part in of.parts for line in part["jobs"]):
+        known = by_name.get(line["job"])
+        if known is None or known["attempt"] < line["attempt"]:
+            by_name[line["job"]] = line
+    said = [one for part in of.parts for one in part.get("ended", ())]
     ended = {(one["job"], one["at"], one["kind"]): one for one in said}
     return {
-        **_common(listing, others),
+        **_common(of),
         "jobs": [by_name[name] for name in sorted(by_name)],
         "ended": sorted(ended.values(), key=lambda one: str(one["at"]), reverse=True)[:MOST_ENDED],
     }
 
 
 def merge_findings(
-    listing: Listing,
-    others: Sequence[Heard],
-    copies: Iterable[Finding],
-    *,
-    state: str | None,
-    limit: int,
+    of: Gathered, *, copies: Callable[[], Iterable[Finding]], state: str | None, limit: int
 ) -> Json:
     """Findings of all replicas, newest first. An open finding is shown as the owner of its cell
     has it. If that did not answer, the local copy of the last known version is shown; `copies` has
     those of open findings."""
-    cells = listing.own.cells.union(*(heard.cells for heard in others))
+    cells = of.cells
     by_id: dict[str, Json] = {}
     if state != FindingState.CLOSED:
-        stored = (shown_json(copy) for copy in copies)
+        stored = (shown_json(copy) for copy in copies())
         by_id = {one["id"]: one for one in stored if cell_of(one["job"]) not in cells}
-        for heard in others:
+        for heard in of.others:
             by_id |= {one["id"]: one for one in heard.json["findings"]}
-    for one in listing.own.json["findings"]:
+    for one in of.own.json["findings"]:
         cell = cell_of(one["job"])
         # The own list has copies of the findings of other replicas; only closed ones are final.
-        if one["state"] == FindingState.CLOSED or cell in listing.own.cells:
+        if one["state"] == FindingState.CLOSED or cell in of.own.cells:
             by_id[one["id"]] = one
         elif cell not in cells:
             by_id.setdefault(one["id"], one)
     found = sorted(by_id.values(), key=lambda one: str(one["id"]))
     found.sort(key=lambda one: str(one["opened_at"]), reverse=True)
-    return {**_common(listing, others), "findings": found[:limit]}
+    return {**_common(of), "findings": found[:limit]}
 
 
-def merge_health(own: Json, others: Sequence[Heard], incomplete: Sequence[str]) -> Json:
+def merge_health(of: Gathered) -> Json:
     """All replicas, and the worst of the nodes of all.
 
     An agent that several replicas list, because it has streams to all of them or has moved from one
@@ -209,102 +213,63 @@ def merge_health(own: Json, others: Sequence[Heard], incomplete: Sequence[str]) 
     than `MOST_NODES` nodes, a replica lists only the worst. The others are known by number only:
     `more_nodes` and the counts may include such an agent once per replica.
     """
-    parts = [own, *(heard.json for heard in others)]
-    listed = sorted((node for part in parts for node in part["nodes"]), key=_wellness)
-    best = _best(listed, [Counter(map(_agent, part["nodes"])) for part in parts])
+    parts = of.parts
+    listed = sorted((node for part in parts for node in part["nodes"]), key=badness)
+    best = sorted({_agent(node): node for node in listed}.values(), key=badness)
     counts: Counter[str] = Counter()
     for part in parts:
         counts.update(part["node_counts"])
     known = [*counts]
-    counts.subtract(Counter(state for node in listed for state in _counted_as(node)))
-    counts.update(Counter(state for node in best for state in _counted_as(node)))
+    counts.subtract(Counter(state for node in listed for state in counted_as(node)))
+    counts.update(Counter(state for node in best for state in counted_as(node)))
     shown = best[:MOST_NODES]
     return {
-        **own,
+        **of.own.json,
         "services": [service for part in parts for service in part["services"]],
         "node_counts": {state: max(counts[state], 0) for state in known},
         "nodes": shown,
         "more_nodes": sum(part["more_nodes"] for part in parts) + len(best) - len(shown),
-        "incomplete": list(incomplete),
+        "incomplete": list(of.incomplete),
     }
 
 
-def _best(listed: Sequence[Json], of_parts: Sequence[Counter[tuple[str, str]]]) -> list[Json]:
-    """Of `listed`, the worst first, the last ones of each agent. A node may have several agents:
-    as many as one replica lists."""
-    most: Counter[tuple[str, str]] = Counter()
-    for of_part in of_parts:
-        most |= of_part
-    found = []
-    for node in reversed(listed):
-        if most[_agent(node)] > 0:
-            most[_agent(node)] -= 1
-            found.append(node)
-    return found[::-1]
+def _agent(node: Json) -> tuple[str, ...]:
+    """See `frd.service.cells.merged.nodes_of`; a replica of an older release has no session."""
+    return node["node"], node.get("boot_id", ""), node.get("session", "")
 
 
-def _agent(node: Json) -> tuple[str, str]:
-    return node["node"], node.get("boot_id", "")
-
-
-def _wellness(node: Json) -> tuple[bool, bool, bool]:
-    """Smaller is worse."""
-    return node["connected"], node["reporting"], node["clock_state"] == "synchronized"
-
-
-def _counted_as(node: Json) -> Iterator[str]:
-    """The keys of `node_counts` that count a node."""
-    if not node["connected"]:
-        yield "gone"
-        return
-    yield "connected" if node["reporting"] else "silent"
-    if node["clock_state"] != "synchronized":
-        yield "unsynchronized"
-
-
-def merge_cluster(own: Json, others: Sequence[Heard], incomplete: Sequence[str]) -> Json:
+def merge_cluster(of: Gathered) -> Json:
     """Each replica knows best what it has not stored yet."""
-    said = {}
-    for heard in others:
-        name = heard.json["replica"]
-        said.update(
-            {
-                line["replica"]: line
-                for line in heard.json["replicas"]
-                if line.get("replica") == name
-            }
-        )
-    keys = ("append_s", "unacked_bytes", "connected")
-    replicas = [
-        {**line, **{key: said[line["replica"]].get(key) for key in keys}}
-        if line["replica"] in said
-        else line
-        for line in own["replicas"]
-    ]
-    return {**own, "replicas": replicas, "incomplete": list(incomplete)}
+    said = {
+        line["replica"]: {key: line.get(key) for key in ("append_s", "unacked_bytes", "connected")}
+        for heard in of.others
+        for line in heard.json["replicas"]
+        if line.get("replica") == heard.json["replica"]
+    }
+    replicas = [{**line, **said.get(line["replica"], {})} for line in of.own.json["replicas"]]
+    return {**of.own.json, "replicas": replicas, "incomplete": list(of.incomplete)}
 
 
-def _common(listing: Listing, others: Sequence[Heard]) -> Json:
+def _common(of: Gathered) -> Json:
     """What lists have in common."""
-    answers = [listing.own.json, *(heard.json for heard in others)]
-    warnings = {(one["job"], one["text"]): one for said in answers for one in said["warnings"]}
-    served = listing.own.cells.union(*(heard.cells for heard in others))
+    parts = of.parts
+    warnings = {(one["job"], one["text"]): one for part in parts for one in part["warnings"]}
     return {
-        **listing.own.json,
-        "at": max(said["at"] for said in answers),
-        "watching": _watching(listing, [said["watching"] for said in answers], served),
+        **of.own.json,
+        "at": max(part["at"] for part in parts),
+        "watching": _watching(of, [part["watching"] for part in parts]),
         "warnings": list(warnings.values()),
-        "incomplete": list(listing.incomplete),
+        "incomplete": list(of.incomplete),
     }
 
 
-def _watching(listing: Listing, said: Sequence[Mapping[str, Any]], served: Collection[int]) -> Json:
+def _watching(of: Gathered, said: Sequence[Mapping[str, Any]]) -> Json:
     heard = [one["last_heard_s"] for one in said if one["last_heard_s"] is not None]
     merged = {key: sum(one[key] for one in said) for key in ("jobs", "ranks", "agents")}
     blind = [text for one in said for text in one["blind"]]
-    blind += _unowned(listing, served)
-    is_idle = not (merged["jobs"] or merged["agents"] or blind or listing.incomplete)
-    if is_idle and listing.job is None:
+    blind += _unowned(of)
+    is_idle = not (merged["jobs"] or merged["agents"] or blind or of.incomplete)
+    if is_idle and of.job is None:
         blind.append(NO_AGENT)
     return {
         **said[0],
@@ -314,12 +279,13 @@ def _watching(listing: Listing, said: Sequence[Mapping[str, Any]], served: Colle
     }
 
 
-def _unowned(listing: Listing, served: Collection[int]) -> list[str]:
+def _unowned(of: Gathered) -> list[str]:
     """Cells that no replica has."""
-    free = [cell for cell in range(CELLS) if cell not in listing.view.owners and cell not in served]
-    if listing.job is not None:
-        cell = cell_of(listing.job)
-        return [f"{listing.job}: no replica has its cell {cell}: see frd status"] * (cell in free)
+    has = {*of.view.owners, *of.cells}
+    free = [cell for cell in range(CELLS) if cell not in has]
+    if of.job is not None:
+        cell = cell_of(of.job)
+        return [f"{of.job}: no replica has its cell {cell}: see frd status"] * (cell in free)
     if not free:
         return []
     some = ", ".join(map(str, free[:_MAX_CELLS])) + (", ..." if len(free) > _MAX_CELLS else "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
 from typing import Final, TypeAlias
 from urllib.parse import quote, urlencode
 
@@ -19,7 +20,7 @@ from starlette.responses import Response
 from frd.cluster.cells import cell_of
 from frd.cluster.lease import ClusterView, Replica
 from frd.decodable import decodable
-from frd.model import AlignedNs, Finding, FindingState, Kind
+from frd.model import FindingState, Kind
 from frd.service.http import parameters
 from frd.service.http.answers import (
     DEFAULT_FINDINGS,
@@ -32,8 +33,8 @@ from frd.service.http.answers import (
 from frd.service.http.peers import merging
 from frd.service.http.peers.client import READ_S, NoAnswer, PeerClient
 from frd.service.http.peers.cut_off import CutOff
-from frd.service.http.peers.merging import Heard, Json, Listing
-from frd.service.http.peers.questions import CELLS_HEADER, Questions
+from frd.service.http.peers.merging import Gathered, Heard
+from frd.service.http.peers.questions import CELLS_HEADER, Questions, Wanted
 from frd.service.http.peers.relay import Relay, forwarded, is_forwarded
 from frd.service.view import ServiceView
 
@@ -146,8 +147,9 @@ class Peers:
     async def _job_of(self, finding_id: str, request: Request) -> str | None:
         """The job of a finding that the others may know; None: none of them does."""
         others = self._others()
-        target = f"/api/v1/findings/{quote(finding_id.encode(errors='surrogateescape'), safe='')}"
-        heard, silent = await self._questions.ask(others, request, target, merging.OneFinding)
+        target = f"findings/{quote(finding_id.encode(errors='surrogateescape'), safe='')}"
+        wanted = Wanted(target, merging.OneFinding)
+        heard, silent = await self._questions.ask(others, request, wanted)
         if heard:
             job: str = heard[0].json["job"]
             return job
@@ -164,77 +166,59 @@ class Peers:
     # -- all replicas answer -------------------------------------------------------------------
 
     def jobs(self, handler: Handler) -> Handler:
-        async def answer(request: Request) -> Response:
-            cells = self._served()
-            own = await handler(request)
-            if is_forwarded(request):
-                return _with_cells(own, cells)
-            others, target = self._others(), "/api/v1/jobs"
-            heard, silent = await self._questions.ask(others, request, target, merging.Jobs)
-            view = self._cluster()
-
-            def merged() -> object:
-                listing = Listing(Heard(_json_of(own), cells), view, silent)
-                return merging.merge_jobs(listing, heard)
-
-            return await json_answer(merged)
-
-        return answer
+        return self._of_all(handler, lambda _: Wanted("jobs", merging.Jobs, merging.merge_jobs))
 
     def findings(self, handler: Handler) -> Handler:
-        """The others are asked for open findings only: the closed ones are here, too."""
+        return self._of_all(handler, self._findings)
+
+    def health(self, handler: Handler) -> Handler:
+        wanted = Wanted("health", merging.Health, merging.merge_health, is_needed=True)
+        return self._of_all(handler, lambda _: wanted)
+
+    def cluster(self, handler: Handler) -> Handler:
+        wanted = Wanted("cluster", merging.Member, merging.merge_cluster)
+        return self._of_all(handler, lambda _: wanted)
+
+    def _of_all(self, handler: Handler, wanted: Callable[[Request], Wanted]) -> Handler:
+        """`wanted` is called with a request that `handler` has answered."""
 
         async def answer(request: Request) -> Response:
-            cells = self._served()
+            cells = frozenset(self._cells())
             own = await handler(request)
             if is_forwarded(request):
                 return _with_cells(own, cells)
-            query = request.query_params
-            job, state = query.get("job"), query.get("state")
-            asks = {"state": "open", "limit": str(MAX_FINDINGS)}
-            asks |= {name: query[name] for name in ("job", "kind", "until") if name in query}
-            kind, until = query.get("kind"), parameters.time(request, "until")
-            target = f"/api/v1/findings?{urlencode(asks, errors='surrogateescape')}"
-            others = self._others(job)
-            heard, silent = await self._questions.ask(others, request, target, merging.Findings)
+            of = wanted(request)
+            heard, silent = await self._questions.ask(self._others(of.job), request, of)
             view = self._cluster()
 
             def merged() -> object:
-                listing = Listing(Heard(_json_of(own), cells), view, silent, job)
-                return merging.merge_findings(
-                    *(listing, heard, self._copies(job, Kind(kind) if kind else None, until)),
-                    state=state,
-                    limit=int(query.get("limit", DEFAULT_FINDINGS)),
-                )
+                said = Heard(merging.plain(bytes(own.body)), cells)
+                return of.merge(Gathered(said, heard, silent, view, of.job))
 
             return await json_answer(merged)
 
         return answer
 
-    def health(self, handler: Handler) -> Handler:
-        return self._of_all(handler, "health", merging.Health, merging.merge_health, needed=True)
-
-    def cluster(self, handler: Handler) -> Handler:
-        return self._of_all(handler, "cluster", merging.Member, merging.merge_cluster)
-
-    def _of_all(
-        self,
-        handler: Handler,
-        name: str,
-        form: type[msgspec.Struct],
-        merge: Callable[[Json, Sequence[Heard], Sequence[str]], Json],
-        *,
-        needed: bool = False,
-    ) -> Handler:
-        async def answer(request: Request) -> Response:
-            own = await handler(request)
-            if is_forwarded(request):
-                return own
-            others, target = self._others(), f"/api/v1/{name}"
-            heard, silent = await self._questions.ask(others, request, target, form, needed=needed)
-            return await json_answer(lambda: merge(_json_of(own), heard, silent))
-
-        return answer
+    def _findings(self, request: Request) -> Wanted:
+        """The others are asked for open findings only: the closed ones are here, too."""
+        query = request.query_params
+        asks = {"state": "open", "limit": str(MAX_FINDINGS)}
+        asks |= {name: query[name] for name in ("job", "kind", "until") if name in query}
+        job, kind, until = query.get("job"), query.get("kind"), parameters.time(request, "until")
+        merge = partial(
+            merging.merge_findings,
+            copies=lambda: self._view.store.query(
+                state=FindingState.OPEN,
+                job=job,
+                kind=Kind(kind) if kind else None,
+                until=until,
+                limit=MAX_FINDINGS,
+            ),
+            state=query.get("state"),
+            limit=int(query.get("limit", DEFAULT_FINDINGS)),
+        )
+        target = f"findings?{urlencode(asks, errors='surrogateescape')}"
+        return Wanted(target, merging.Findings, merge, job)
 
     def ready(self, handler: Handler) -> Handler:
         """A replica that is cut off from the registry asks; see `cut_off`."""
@@ -242,7 +226,7 @@ class Peers:
         async def answer(request: Request) -> Response:
             own = await handler(request)
             if is_forwarded(request) and self._cluster().connected:
-                return _with_cells(own, self._served())
+                return _with_cells(own, self._cells())
             return own
 
         return answer
@@ -271,17 +255,6 @@ class Peers:
         owner = None if cell in self._cells() else view.owners.get(cell)
         return [replica for replica in others if replica.name == owner]
 
-    def _served(self) -> frozenset[int]:
-        return frozenset(self._cells())
-
-    def _copies(
-        self, job: str | None, kind: Kind | None, until: AlignedNs | None
-    ) -> Sequence[Finding]:
-        """The last known version of open findings of all replicas."""
-        return self._view.store.query(
-            state=FindingState.OPEN, job=job, kind=kind, until=until, limit=MAX_FINDINGS
-        )
-
 
 @decodable
 class _Timed(msgspec.Struct):
@@ -300,7 +273,3 @@ def _patience_s(body: bytes) -> float:
 def _with_cells(answer: Response, cells: Collection[int]) -> Response:
     answer.headers[CELLS_HEADER] = ",".join(map(str, sorted(cells)))
     return answer
-
-
-def _json_of(answer: Response) -> Json:
-    return merging.plain(bytes(answer.body))

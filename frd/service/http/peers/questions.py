@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import httpx
@@ -14,7 +15,7 @@ from starlette.requests import Request
 from frd.cluster.lease import ClusterView, Replica
 from frd.service.http.peers import merging
 from frd.service.http.peers.client import Forwarded, NoAnswer, PeerClient
-from frd.service.http.peers.merging import Heard
+from frd.service.http.peers.merging import Gathered, Heard, Json
 from frd.service.http.peers.relay import Relay, asked, forwarded
 
 CELLS_HEADER: Final = "frd-cells"
@@ -22,6 +23,23 @@ CELLS_HEADER: Final = "frd-cells"
 answer to one for readiness: the replica's cells, if the registry answers it."""
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A question to all replicas."""
+
+    target: str
+    """Below ``/api/v1/``."""
+    form: type[msgspec.Struct]
+    """What an answer must have, which is decodable."""
+    merge: Callable[[Gathered], Json] = lambda of: of.own.json
+    """One answer of all."""
+    job: str | None = None
+    """If there is one, only its owner is asked."""
+    is_needed: bool = False
+    """Status 404 is an answer, with nothing in it; if one is needed, it comes from an older release
+    that does not know the path, and counts as none."""
 
 
 class Questions:
@@ -37,22 +55,16 @@ class Questions:
         self,
         replicas: Sequence[Replica],
         request: Request,
-        target: str,
-        form: type[msgspec.Struct],
-        *,
-        needed: bool = False,
+        wanted: Wanted,
     ) -> tuple[list[Heard], list[str]]:
-        """The answers that have arrived in time, and the names of replicas without one. Status 404
-        is an answer, with nothing in it; if one is `needed`, it comes from an older release that
-        does not know the path, and counts as none."""
-        sent = asked(request, self._view().me, target)
+        """The answers that have arrived in time, and the names of replicas without one."""
+        sent = asked(request, self._view().me, f"/api/v1/{wanted.target}")
 
         async def one(replica: Replica) -> Heard | NoAnswer | None:
             try:
-                answered = await self._client.ask(replica, sent)
-                if answered.status_code == httpx.codes.NOT_FOUND:
+                if (answered := await self._client.ask(replica, sent)) is None:
                     return None
-                said = await asyncio.to_thread(merging.decode, answered.content, form)
+                said = await asyncio.to_thread(merging.decode, answered.content, wanted.form)
                 return Heard(said, cells_in(answered))
             except NoAnswer as error:
                 return error
@@ -62,7 +74,7 @@ class Questions:
         answers = await asyncio.gather(*map(one, replicas))
         silent = []
         for replica, said in zip(replicas, answers, strict=True):
-            if isinstance(said, NoAnswer) or (needed and said is None):
+            if isinstance(said, NoAnswer) or (wanted.is_needed and said is None):
                 silent.append(replica.name)
             self._heard(replica.name, str(said) if isinstance(said, NoAnswer) else "")
         return [said for said in answers if isinstance(said, Heard)], silent
@@ -108,20 +120,10 @@ class Questions:
     async def _opened(
         self, replica: Replica, sent: Forwarded
     ) -> tuple[Replica, httpx.Response | NoAnswer | None]:
-        """Its answer, if that has status 200; None for status 404."""
         try:
-            async with asyncio.timeout(self._client.within_s):
-                answered = await self._client.send(replica, sent)
+            return replica, await self._client.found(replica, sent)
         except NoAnswer as error:
             return replica, error
-        except TimeoutError:
-            return replica, NoAnswer(f"no answer within {self._client.within_s:g} s")
-        if answered.status_code == httpx.codes.OK:
-            return replica, answered
-        await answered.aclose()
-        if answered.status_code == httpx.codes.NOT_FOUND:
-            return replica, None
-        return replica, NoAnswer(f"answered {answered.status_code}")
 
 
 def cells_in(answer: httpx.Response) -> frozenset[int]:

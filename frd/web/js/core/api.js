@@ -51,20 +51,24 @@ async function request(path, options) {
   }
 }
 
+/** The answer, or the error of the API. @param {string} path @param {RequestInit} options */
+async function answered(path, options) {
+  const answer = await request(path, options);
+  if (answer.ok || answer.status === 304) return answer;
+  if (answer.status === 401) unauthorized();
+  throw await errorOf(answer);
+}
+
+/** GET a text. @param {string} path */
+export const textOf = async (path) => (await answered(path, {})).text();
+
 /** GET a JSON object. With `etag`, `data` is null if the server still has that version. `clock` is
  * false for what may be over, such as a finding: its `at` may be long ago, and is not now.
  * @param {string} path @param {{etag?: string, signal?: AbortSignal, clock?: boolean}} [options]
  * @returns {Promise<{data: Record<string, any> | null, etag: string}>} */
 export async function get(path, { etag = "", signal, clock = true } = {}) {
-  const answer = await request(path, {
-    headers: etag ? { "If-None-Match": etag } : {},
-    signal,
-  });
+  const answer = await answered(path, { headers: etag ? { "If-None-Match": etag } : {}, signal });
   if (answer.status === 304) return { data: null, etag };
-  if (!answer.ok) {
-    if (answer.status === 401) unauthorized();
-    throw await errorOf(answer);
-  }
   let data;
   try {
     data = record(await answer.json());
@@ -91,11 +95,7 @@ export async function send(method, path, body) {
  * streams the file to the disk, however large it is. @param {string} path */
 export async function download(path) {
   const stop = new AbortController();
-  const answer = await request(path, { signal: stop.signal });
-  if (!answer.ok) {
-    if (answer.status === 401) unauthorized();
-    throw await errorOf(answer);
-  }
+  await answered(path, { signal: stop.signal });
   stop.abort();
   const link = document.createElement("a");
   link.href = path;

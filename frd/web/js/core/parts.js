@@ -63,14 +63,21 @@ async function copied(value) {
   }
 }
 
-/** A button that copies a text. @param {{value: string | (() => string), what?: string, label?: string}} props `what`: for screen readers, if the label does not say it */
+/** A button that copies a text. @param {{value: string | (() => string | Promise<string>), what?: string, label?: string}} props `what`: for screen readers, if the label does not say it */
 export function Copy({ value, what = "", label = "Copy" }) {
   const [said, setSaid] = useState("");
   useEffect(() => {
     const timer = said ? setTimeout(() => setSaid(""), 2000) : 0;
     return () => clearTimeout(timer);
   }, [said]);
-  const act = async () => setSaid((await copied(typeof value === "function" ? value() : value)) ? "Copied" : "No clipboard: select the text");
+  const act = async () => {
+    try {
+      const words = typeof value === "function" ? await value() : value;
+      setSaid((await copied(words)) ? "Copied" : "No clipboard: select the text");
+    } catch (failure) {
+      setSaid(failure.message);
+    }
+  };
   return html`<button type="button" class="copy" aria-label=${said || !what ? null : `Copy ${what}`} onClick=${act}>${said || label}</button>`;
 }
 

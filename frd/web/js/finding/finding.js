@@ -5,7 +5,7 @@
  * shown as the API gives them, and every key may be missing.
  */
 import { html, useEffect, useRef, useState } from "../../vendor/standalone.module.js";
-import { download, get } from "../core/api.js";
+import { download, get, textOf } from "../core/api.js";
 import { duration, figure, list, lines, number, record, segment, text } from "../core/format.js";
 import { useFetched } from "../core/fetched.js";
 import { useMay, useTitle } from "../core/frame.js";
@@ -14,22 +14,8 @@ import { jobApi } from "../core/router.js";
 import { state, useStore } from "../core/store.js";
 import { Waits } from "../job/waits.js";
 import { People } from "./people.js";
-import { reportOf } from "./report.js";
 import { Suspects } from "./suspects.js";
 import { Timeline } from "./timeline.js";
-
-const RUNBOOKS = {
-  stall: "FrdCollectiveStalled.md",
-  order: "FrdCollectiveStalled.md",
-  mismatch: "FrdCollectiveMismatch.md",
-  straggler: "FrdStragglerPersistent.md",
-  memory_spike: "FrdMemoryFirstCause.md",
-  oom: "FrdMemoryFirstCause.md",
-  rank_lost: "FrdRankLost.md",
-  telemetry_gap: "FrdTelemetryGap.md",
-  clock_unsynchronized: "FrdClockUnsynchronized.md",
-  standstill: "FrdStandstill.md",
-};
 
 /** The newest version of a finding, and why there is none. @param {string} id */
 function useFinding(id) {
@@ -46,7 +32,7 @@ function useFinding(id) {
     const stop = new AbortController();
     get(`/api/v1/findings/${segment(id)}`, { signal: stop.signal, clock: false }).then(
       ({ data }) => {
-        kept.current = { before: data.before, do_now: data.do_now, silence_url: data.silence_url };
+        kept.current = { before: data.before, silence_url: data.silence_url };
         setRead(data);
         setError("");
       },
@@ -139,17 +125,16 @@ function Actions({ finding }) {
       setError(failure.message);
     }
   };
-  const runbook = RUNBOOKS[finding.kind];
   const dump = finding.dump && may ? `/api/v1/dumps/${segment(finding.dump)}` : "";
   const perfetto = `/api/v1/findings/${id}/timeline?format=perfetto`;
   return html`<p class="actions">
-      ${runbook ? html`<a href=${`/runbooks/${runbook}`}>Runbook</a>` : html`<a href="/runbooks/">Runbooks</a>`}
+      ${finding.runbook ? html`<a href=${`/runbooks/${segment(finding.runbook)}.md`}>Runbook</a>` : html`<a href="/runbooks/">Runbooks</a>`}
       ${dump ? html`<a href=${dump} onClick=${fetched(dump)}>Download the dump</a>` : ""}
       <a href=${perfetto} onClick=${fetched(perfetto)} title="A file for ui.perfetto.dev">Perfetto</a>
       <a href=${`/api/v1/findings/${id}`}>JSON</a>
       ${/^https?:/.test(text(finding.silence_url)) && lasts(finding) ? html`<a href=${finding.silence_url} rel="noreferrer">Silence its alerts</a>` : ""}
       <${Copy} value=${() => location.href} label="Copy link" />
-      <${Copy} value=${() => reportOf(finding)} label="Copy as Markdown" />
+      <${Copy} value=${() => textOf(`/api/v1/findings/${id}?format=markdown`)} label="Copy as Markdown" />
     </p>
     ${error ? html`<p class="box bad" role="alert">${error}</p>` : ""}`;
 }

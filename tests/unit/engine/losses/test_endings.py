@@ -7,6 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from frd.engine.clocks.uncertain_time import UncertainTime
+from frd.engine.losses.claims import held_up_by
+from frd.engine.losses.exits import Exit, Manner
 from frd.engine.policy import Policy
 from frd.forms import clock_text, finding_from_json, finding_json
 from frd.model import (
@@ -21,6 +24,8 @@ from frd.model import (
     Reason,
 )
 from tests.world.job import Job, changes
+from tests.world.scene import NOW as SCENE_NOW
+from tests.world.scene import Scene
 
 CTRL_C = ExitInfo(ExitKind.INTERRUPT, signal=2, exception="KeyboardInterrupt")
 TERM = ExitInfo(ExitKind.SIGNAL, signal=15)
@@ -476,6 +481,17 @@ def test_a_lost_rank_says_who_waits_for_it(how: ExitInfo, says: str) -> None:
     assert (finding.victims, finding.groups_held_up) == ((0, 2, 3), ("dp",))
     assert finding.collective is not None
     assert finding.collective.waiting_ranks == (0, 2, 3)
+
+
+def test_a_rank_whose_op_may_be_over_is_not_said_to_wait_for_a_lost_one() -> None:
+    """Ranks 0, 2 and 3 were in #7, which rank 1 has not joined; the agent of rank 2 is a new one
+    that does not find the op any more."""
+    scene = Scene(4).group("dp", range(4)).passed("dp", 6, [1]).waits("dp", 7, [0, 2, 3])
+    lost = Exit(1, UncertainTime(SCENE_NOW, 0, 0), KILL, Manner.OWN, SCENE_NOW)
+    scene.forgotten.add(("dp", 2))
+    ref = held_up_by(scene.snapshot(), [lost], {1})
+    assert ref is not None
+    assert (ref.waiting_ranks, ref.missing_ranks) == ((0, 3), (1,))
 
 
 def test_a_killed_rank_of_a_job_that_restarts_immediately_is_reported() -> None:

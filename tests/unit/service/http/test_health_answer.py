@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from frd.model import AlignedNs
-from frd.service.http.peers.merging import Health, Heard, decode, merge_health
+from frd.service.http.peers.merging import Gathered, Health, Heard, decode, merge_health
 from frd.service.metrics.collector import render
 from frd.service.state import Counters, ServiceState
 from tests.world.http_api import Client, Service, job_view
@@ -174,15 +174,18 @@ def said(replica: str, *nodes: Any, more: int = 0) -> dict[str, Any]:
     }
 
 
+def merged_health(*parts: dict[str, Any], incomplete: Sequence[str] = ()) -> dict[str, Any]:
+    own, *others = map(Heard, parts)
+    return merge_health(Gathered(own, others, incomplete))
+
+
 def test_all_replicas_make_one_answer() -> None:
     """Services in the order of the answers, nodes of all, the worst first; counts are added up."""
-    merged = merge_health(
+    merged = merged_health(
         {"at": "now", **said("a", node("a1"), node("a2", up=False))},
-        [
-            Heard(said("b", node("b1", reporting=False), node("b2"))),
-            Heard(said("c", node("c1", clock="unsynchronized"), more=5)),
-        ],
-        ["d"],
+        said("b", node("b1", reporting=False), node("b2")),
+        said("c", node("c1", clock="unsynchronized"), more=5),
+        incomplete=["d"],
     )
     assert [one["replica"] for one in merged["services"]] == ["a", "b", "c"]
     assert [one["node"] for one in merged["nodes"]] == ["a2", "b1", "c1", "a1", "b2"]
@@ -192,24 +195,25 @@ def test_all_replicas_make_one_answer() -> None:
 
 def test_an_agent_of_several_replicas_is_one_node() -> None:
     """It has streams to two replicas, or has gone from one of them: the best one counts. Another
-    boot of the host is another agent; two agents of one host that one replica has are two."""
+    boot of the host is another agent, and so is another process."""
     moved = node("n1", up=False), node("n1", clock="unsynchronized"), node("n1")
     parts = [said(name, one) for name, one in zip("abc", moved, strict=True)]
-    merged = merge_health(parts[0], [Heard(part) for part in parts[1:]], [])
+    merged = merged_health(*parts)
     assert (merged["nodes"], merged["more_nodes"]) == ([node("n1")], 0)
     assert +Counter(merged["node_counts"]) == {"connected": 1}
     boots = [said("a", {**node("n1"), "boot_id": "x"}), said("b", {**node("n1"), "boot_id": "y"})]
-    assert len(merge_health(boots[0], [Heard(boots[1])], [])["nodes"]) == 2
-    twice = said("b", node("n1", up=False), node("n1"))
-    merged = merge_health(said("a", node("n1")), [Heard(twice)], [])
-    assert [one["connected"] for one in merged["nodes"]] == [True, True]
-    assert +Counter(merged["node_counts"]) == {"connected": 2}
+    assert len(merged_health(*boots)["nodes"]) == 2
+    other = {**node("n1", up=False), "session": "other"}
+    twice = said("b", other, node("n1"))
+    merged = merged_health(said("a", node("n1")), twice)
+    assert merged["nodes"] == [other, node("n1")]
+    assert +Counter(merged["node_counts"]) == {"connected": 1, "gone": 1}
 
 
 def test_agents_that_are_not_listed_count_once_per_replica() -> None:
     """Two replicas list the same node and have five more each, which may be the same ones."""
     parts = [said(name, node("n1", up=False), more=5) for name in "ab"]
-    merged = merge_health(parts[0], [Heard(parts[1])], [])
+    merged = merged_health(*parts)
     assert (len(merged["nodes"]), merged["more_nodes"]) == (1, 10)
     assert merged["node_counts"] == {"connected": 10, "gone": 1}
 
@@ -219,7 +223,7 @@ def test_many_nodes_are_bounded() -> None:
     parts = [
         said(name, *(node(f"{name}{n}", up=n > 0) for n in range(50)), more=9) for name in "abc"
     ]
-    merged = merge_health(parts[0], [Heard(part) for part in parts[1:]], [])
+    merged = merged_health(*parts)
     assert [one["node"] for one in merged["nodes"][:3]] == ["a0", "b0", "c0"]
     assert (len(merged["nodes"]), merged["more_nodes"]) == (50, 27 + 100)
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from frd.do_now import shown_json
-from frd.engine.history.copies import Copies
 from frd.engine.history.group_map import group_map
+from frd.engine.state.state_at import StateAt
 from frd.engine.views import CELL_STATES, GroupMap, Histogram
 from frd.model import AlignedNs, AttemptKey, RankState
 from frd.service.state import ServiceState
@@ -183,9 +183,9 @@ def test_a_publication_is_reduced_once(client: HangApi, monkeypatch: pytest.Monk
     more for the next publication."""
     made: list[int] = []
 
-    def counted(copies: Copies, most: int) -> GroupMap:
+    def counted(at: StateAt, late_s: float, world_size: int, most: int) -> GroupMap:
         made.append(most)
-        return group_map(copies, most)
+        return group_map(at, late_s, world_size, most)
 
     monkeypatch.setattr("frd.engine.history.group_map.group_map", counted)
     answers = [client.get(PATH, f"view={form}").json for form in ("map", "summary") * 5]

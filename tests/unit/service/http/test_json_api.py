@@ -17,6 +17,7 @@ from frd.do_now import shown_json
 from frd.engine.views import GroupView, MemoryView, StatusView
 from frd.forms import utc_ns, utc_text
 from frd.model import AlignedNs, AttemptKey, Change, FindingEvent, Kind, SeriesInfo, SeriesKind
+from frd.service.findings.report import report
 from frd.service.http.json_api import group_json
 from frd.service.http.routes import WebOptions
 from frd.service.http.web.pages import Runbook
@@ -159,6 +160,7 @@ def test_job_in_full(client: Client) -> None:
         {
             "node": "node0",
             "boot_id": "boot0",
+            "session": "",
             "connected": True,
             "clock_state": "unsynchronized",
             "clock_reason": "no exchange yet",
@@ -434,6 +436,23 @@ def test_a_finding_leads_to_the_form_of_alertmanager(client: Client) -> None:
     web = WebOptions(alertmanager_url="https://alerts.example/am")
     form = "https://alerts.example/am/#/silences/new?filter=%7Bfinding%3D%220000000000000001%22%7D"
     assert Client(client.service, web).get(path).json["silence_url"] == form
+
+
+def test_a_finding_as_markdown(client: Client) -> None:
+    """With the address of its page, as people open it, unless the page is switched off."""
+    path = f"/api/v1/findings/{finding(1).id}"
+    url = "https://frd.example"
+
+    def text(web: WebOptions) -> str:
+        answer = Client(client.service, web).get(path, "format=markdown")
+        assert answer.headers["content-type"] == "text/markdown; charset=utf-8"
+        return answer.body.decode()
+
+    shown = client.get(path, "format=json").json
+    assert text(WebOptions(public_url=url)) == report(shown, f"{url}/findings/{finding(1).id}")
+    assert text(WebOptions(has_page=False)) == report(shown, "")
+    assert "://" in text(WebOptions())
+    assert client.get(path, "format=html").status == 400
 
 
 def test_closing_by_hand_hides_nothing(client: Client) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from frd.cluster.cells import CELLS
 from frd.cluster.lease import ClusterView
-from frd.service.http.peers.merging import Heard, Jobs, Listing, decode, merge_jobs
+from frd.service.http.peers.merging import Gathered, Heard, Jobs, decode, merge_jobs
 
 VIEW = ClusterView("frd-0", owners=dict.fromkeys(range(CELLS), "frd-0"))
 
@@ -25,7 +25,7 @@ def said(*lines: Any, at: str = "2026-11-25T00:00:00.000000Z", **watching: Any) 
 
 
 def merged(first: dict[str, Any], *others: dict[str, Any], view: ClusterView = VIEW) -> Any:
-    return merge_jobs(Listing(Heard(first), view), [Heard(one) for one in others])
+    return merge_jobs(Gathered(Heard(first), [Heard(one) for one in others], view=view))
 
 
 def test_the_order_of_answers_does_not_matter() -> None:

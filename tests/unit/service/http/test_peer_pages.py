@@ -69,9 +69,9 @@ def test_a_replica_of_an_older_release_is_missing(
     answers other questions, so the log does not say that it is silent."""
     real = PeerClient.ask
 
-    async def ask(self: PeerClient, replica: Replica, request: Forwarded) -> httpx.Response:
+    async def ask(self: PeerClient, replica: Replica, request: Forwarded) -> httpx.Response | None:
         if replica.name == "frd-2" and request.target == b"/api/v1/health":
-            return httpx.Response(404)
+            return None
         return await real(self, replica, request)
 
     monkeypatch.setattr(PeerClient, "ask", ask)

@@ -1,4 +1,4 @@
-"""`frd report`: a finding as Markdown."""
+"""A finding as Markdown: what `frd report` prints and the page copies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from markdown_it import MarkdownIt
 
-from frd.cli.commands.report import markdown
 from frd.do_now import shown_json
 from frd.engine.findings.headlines import worded
 from frd.model import (
@@ -25,6 +24,7 @@ from frd.model import (
     WaitKind,
     WaitsFor,
 )
+from frd.service.findings.report import report
 
 READ = WaitsFor(
     WaitKind.FILE_READ,
@@ -92,13 +92,14 @@ train.py:88 in load
 ## History
 
 - 2027-01-15 08:00:00 UTC: opened
-- 2027-01-15 08:01:00 UTC: ann: see \\*OPS-1\\*"""
+- 2027-01-15 08:01:00 UTC: ann: see \\*OPS-1\\*
+"""
 
 
 def test_a_report() -> None:
     """Cause, effect, steps with their commands, the suspect, and what people said."""
     shown = shown_json(worded(FINDING))
-    assert "\n".join(markdown(shown, "https://frd/findings/0123456789abcdef")) == REPORT
+    assert report(shown, "https://frd/findings/0123456789abcdef") == REPORT
 
 
 def test_text_of_jobs_is_no_markup() -> None:
@@ -112,7 +113,7 @@ def test_text_of_jobs_is_no_markup() -> None:
         address=Address(1, nasty, nasty, log=nasty),
     )
     finding = replace(FINDING, job=nasty, suspects=(suspect,), ended_by=nasty, assigned_to=nasty)
-    text = "\n".join(markdown(shown_json(worded(finding)), ""))
+    text = report(shown_json(worded(finding)), "")
     html = MarkdownIt("commonmark").render(text)
     tags = set(re.findall(r"</?([a-z0-9]+)", html))
     assert tags == {"h1", "h2", "p", "ul", "ol", "li", "code", "pre"}
