@@ -384,7 +384,7 @@ class Attempt:
         ranks.set_status(status)
         stage = status.stage
         if stage is not None and not stage.op and not stage.where and self._pairs.has(rank):
-            stage = None  # of an agent that knows initialization only: its frames may show a wait
+            stage = None  # its frames show nothing: it may be in recv
         self.tables.unrecorded.observe_stage(rank, status.state, stage)
         self._observed += 1
 

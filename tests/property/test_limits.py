@@ -320,7 +320,7 @@ def test_rows(ranks: int, groups: int, waiting: bool) -> None:
         one: Any = np.ones(len(at), np.int64)
         agent.current.set_channels(
             ChannelColumns(
-                numbers[0], at * 0, at, one, one, NOW + at[::-1], NOW, at * 0 + op, at, at
+                numbers[0], at * 0, at, one, one, NOW + at[::-1], at * 0 + op, at, at, NOW
             )
         )
         agent.in_flight = [entries(numbers[0], 10_000, of[0], op)] if waiting else []

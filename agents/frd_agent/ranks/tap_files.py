@@ -83,8 +83,7 @@ class ExitRecord(msgspec.Struct, frozen=True):
 class TapGroup(msgspec.Struct, frozen=True):
     name: _Text
     ranks: tuple[_UInt, ...]
-    """Global ranks, ascending; empty if the group has members of other jobs. Older taps list group
-    ranks then, also beyond the world."""
+    """Global ranks, ascending; empty if the group has members of other jobs."""
     desc: _Text = ""
     backend: _Text = ""
     """Several are separated by commas."""

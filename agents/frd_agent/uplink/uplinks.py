@@ -32,7 +32,7 @@ from frd_agent.uplink.endpoint import Endpoint
 from frd_agent.uplink.node_clock import Clock
 from frd_agent.uplink.outbox import Outbox
 from frd_agent.uplink.reports import Reports
-from frd_agent.uplink.stream import Keepalive, Stream
+from frd_agent.uplink.stream import Stream
 
 LINGER_S: Final = 900.0
 MAX_LINGERING: Final = 4
@@ -110,7 +110,6 @@ class Uplinks:
         self._hello = hello
         self._in_flight = in_flight
         self._on_request = on_request
-        self._keepalive = Keepalive()
         self._jobs: dict[str, Uplink] = {}
         self._idle: Uplink | None = None
         """The stream without a job."""
@@ -192,7 +191,6 @@ class Uplinks:
             on_request=lambda request: self._on_request(stream, request),
             stamp=clock.stamp,
             side_task=clock.ping,
-            keepalive=self._keepalive,
         )
         reports = Reports(name, outbox, current, samples, stream.wake, lambda: stream.connected)
         return Uplink(reports, dispatch, stream, clock)

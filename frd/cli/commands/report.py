@@ -60,7 +60,7 @@ def command(client: Client, finding: str, output: Path | None) -> None:
 
 def markdown(finding: Mapping[str, Any], page: str) -> Iterator[str]:
     """Its lines. `page`: address of the finding's page, or empty."""
-    yield f"# {_text(finding.get('headline') or finding['summary'])}"
+    yield f"# {_text(finding['headline'])}"
     yield ""
     if effect := finding.get("effect"):
         yield f"- effect: {_text(effect)}"

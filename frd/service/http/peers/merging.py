@@ -66,7 +66,7 @@ class Jobs(msgspec.Struct):
     jobs: list[_Line]
     watching: _Watching
     warnings: list[_Warning]
-    ended: list[_Ended] = []
+    ended: list[_Ended]
 
 
 @decodable

@@ -212,7 +212,7 @@ class Peers:
         return answer
 
     def health(self, handler: Handler) -> Handler:
-        return self._of_all(handler, "health", merging.Health, merging.merge_health, needed=True)
+        return self._of_all(handler, "health", merging.Health, merging.merge_health)
 
     def cluster(self, handler: Handler) -> Handler:
         return self._of_all(handler, "cluster", merging.Member, merging.merge_cluster)
@@ -223,15 +223,13 @@ class Peers:
         name: str,
         form: type[msgspec.Struct],
         merge: Callable[[Json, Sequence[Heard], Sequence[str]], Json],
-        *,
-        needed: bool = False,
     ) -> Handler:
         async def answer(request: Request) -> Response:
             own = await handler(request)
             if is_forwarded(request):
                 return own
             others, target = self._others(), f"/api/v1/{name}"
-            heard, silent = await self._questions.ask(others, request, target, form, needed=needed)
+            heard, silent = await self._questions.ask(others, request, target, form)
             return await json_answer(lambda: merge(_json_of(own), heard, silent))
 
         return answer

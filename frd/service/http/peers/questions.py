@@ -39,12 +39,9 @@ class Questions:
         request: Request,
         target: str,
         form: type[msgspec.Struct],
-        *,
-        needed: bool = False,
     ) -> tuple[list[Heard], list[str]]:
         """The answers that have arrived in time, and the names of replicas without one. Status 404
-        is an answer, with nothing in it; if one is `needed`, it comes from an older release that
-        does not know the path, and counts as none."""
+        is an answer, with nothing in it."""
         sent = asked(request, self._view().me, target)
 
         async def one(replica: Replica) -> Heard | NoAnswer | None:
@@ -62,7 +59,7 @@ class Questions:
         answers = await asyncio.gather(*map(one, replicas))
         silent = []
         for replica, said in zip(replicas, answers, strict=True):
-            if isinstance(said, NoAnswer) or (needed and said is None):
+            if isinstance(said, NoAnswer):
                 silent.append(replica.name)
             self._heard(replica.name, str(said) if isinstance(said, NoAnswer) else "")
         return [said for said in answers if isinstance(said, Heard)], silent

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frd.model import AlignedNs, AttemptKey, NodeNs
+from frd.model import AlignedNs, AttemptKey, NodeNs, NodeRawNs
 from frd.service.clocks.agent_clocks import AgentClock
 from frd.service.clocks.alignments import guess
 from frd.service.clocks.real_time import RealTime
@@ -14,7 +14,7 @@ NOW = AlignedNs(1_790_000_000_000_000_000)
 
 
 def greeting(key: tuple[str, str]) -> Hello:
-    return Hello(PROTOCOL, "0", f"node {key[0]}", *key, NodeNs(NOW))
+    return Hello(PROTOCOL, "0", f"node {key[0]}", *key, NodeNs(NOW), NodeRawNs(1))
 
 
 class Agents:
