@@ -191,7 +191,7 @@ class Agent:
     def __init__(self) -> None:
         self.known = Dictionary()
         self.attempt = self.known.attempt(AttemptKey("job", 0), WORLD)
-        self.outbox = Outbox(1_000_000, 1 << 30)
+        self.outbox = Outbox(1 << 26)
         self.current = CurrentState(self.known.attempt_of)
         self.samples = Samples(1 << 30, self.known.series_number)
         self.in_flight: list[EntryColumns] = []

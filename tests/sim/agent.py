@@ -37,7 +37,7 @@ from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.dispatch import Dispatch
 from frd_agent.uplink.node_clock import BURST, Clock
-from frd_agent.uplink.outbox import Outbox
+from frd_agent.uplink.outbox import ROW_BYTES, Outbox
 from frd_agent.uplink.route import PROVEN_S, Backoff, Route
 from tests.sim.answers import Answers
 from tests.sim.clocks import read_clocks
@@ -83,7 +83,7 @@ class SimAgent:
         self.limits = limits
         self.session = f"{dice.getrandbits(64):016x}"
         self.dictionary = Dictionary()
-        self.outbox = Outbox(limits.outbox_rows, 1 << 40)
+        self.outbox = Outbox(limits.outbox_rows * ROW_BYTES)
         self.current = CurrentState(self.dictionary.attempt_of)
         self.samples = Samples(limits.memory_bytes, self.dictionary.series_number)
         self.stats = Counters()

@@ -37,17 +37,10 @@ from frd_agent.uplink.stream import Stream
 LINGER_S: Final = 900.0
 MAX_LINGERING: Final = 4
 """Streams of jobs without ranks: a node may run many short jobs one after the other."""
+_SAMPLE_BYTES: Final = 8 * 1024 * 1024
+"""Samples of memory that may wait for the service, of all jobs together."""
 _GOODBYE_S: Final = 5.0
 """Time limit for sending what is left at the end, if a service is connected."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What may wait for the service, of all jobs together."""
-
-    outbox_rows: int
-    outbox_bytes: int
-    memory_bytes: int
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +84,7 @@ class Uplinks:
     def __init__(
         self,
         service: Endpoint,
-        limits: Limits,
+        outbox_bytes: int,
         dictionary: Dictionary,
         stats: Counters,
         node_time: NodeTime,
@@ -100,10 +93,11 @@ class Uplinks:
         in_flight: Callable[[str], Iterable[EntryColumns]],
         on_request: Callable[[Stream, Request], None],
     ) -> None:
-        """`in_flight` gives the open collectives of every rank of a job, JOINED flags set."""
+        """`outbox_bytes` of transitions may wait for the service, of all jobs together. `in_flight`
+        gives the open collectives of every rank of a job, JOINED flags set."""
         self.samples = NodeSamples(self._job_of, dictionary.attempt_of)
         self._service = service
-        self._limits = limits
+        self._outbox_bytes = outbox_bytes
         self._dictionary = dictionary
         self._stats = stats
         self._time = node_time
@@ -169,11 +163,11 @@ class Uplinks:
         return self._dictionary.attempts[attempt].key.job
 
     def _make(self, job: str | None) -> Uplink:
-        dictionary, limits, name = self._dictionary, self._limits, job or ""
-        outbox = Outbox(limits.outbox_rows, limits.outbox_bytes)
+        dictionary, name = self._dictionary, job or ""
+        outbox = Outbox(self._outbox_bytes)
         current = CurrentState(dictionary.attempt_of)
         self._say_leaving(name, current)
-        samples = Samples(limits.memory_bytes, dictionary.series_number)
+        samples = Samples(_SAMPLE_BYTES, dictionary.series_number)
         hello = self._hello()
         clock = Clock(ClockHello(hello.boot_id, hello.session), self._stats, self._time)
         dispatch = Dispatch(
@@ -197,10 +191,10 @@ class Uplinks:
 
     def _share(self) -> None:
         """The bounds, among the jobs."""
-        count, limits = max(len(self._jobs), 1), self._limits
+        count = max(len(self._jobs), 1)
         for uplink in self._jobs.values():
-            uplink.reports.outbox.limit(limits.outbox_rows // count, limits.outbox_bytes // count)
-            uplink.reports.samples.limit(limits.memory_bytes // count)
+            uplink.reports.outbox.limit(self._outbox_bytes // count)
+            uplink.reports.samples.limit(_SAMPLE_BYTES // count)
         self.samples.use({job: uplink.reports.samples for job, uplink in self._jobs.items()})
 
     def _drop(self, job: str) -> None:

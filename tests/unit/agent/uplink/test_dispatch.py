@@ -66,7 +66,7 @@ class Agent:
         ]
         self.group = self.dictionary.group(self.attempt, GroupInfo("0", "default_pg", (0, 1)))
         self.dictionary.signature(Signature("gloo", "all_reduce"))
-        self.outbox = Outbox(1000, 100_000)
+        self.outbox = Outbox(100_000)
         self.current = CurrentState(self.dictionary.attempt_of)
         self.samples = Samples(1 << 20, self.dictionary.series_number)
         self.host = SeriesInfo(self.ranks[0], SeriesKind.HOST_USED)

@@ -43,7 +43,7 @@ async def no_pings(_: Connection) -> None:
 
 
 def stream_to(endpoint: Endpoint, stats: Counters, backoff: Backoff) -> Stream:
-    dictionary, outbox = Dictionary(), Outbox(100_000, 1 << 26)
+    dictionary, outbox = Dictionary(), Outbox(1 << 22)
     current, samples = CurrentState(dictionary.attempt_of), Samples(1, dictionary.series_number)
     return Stream(
         service=endpoint,
