@@ -144,7 +144,7 @@ def test_a_goodbye_of_one_job_is_not_that_of_the_agent() -> None:
 
 
 def test_goodbyes_of_all_streams_are_the_agents() -> None:
-    """An older agent, which says only goodbye, ends both of its streams before either is closed."""
+    """An agent that says only goodbye ends both of its streams before either is closed."""
     agents = Agents(a=[0])
     clock = AgentClock("a", guess(NodeNs(NOW), NOW), RealTime())
     agents.nodes.connected(("a", "1"), greeting(("a", "1")), clock, 77, NOW)
