@@ -228,9 +228,10 @@ def watermarks() -> AgentEvent:
 
 
 def channels() -> AgentEvent:
-    at: Any = np.arange(ROWS_BYTES // 21)
+    at: Any = np.arange(ROWS_BYTES // 37)
     one: Any = np.ones(len(at), np.int64)
-    return ChannelColumns(0, at % GROUPS, at, one, one, times(len(at)), NOW)
+    none: Any = np.zeros(len(at), np.int64)
+    return ChannelColumns(0, at % GROUPS, at, one, one, times(len(at)), none, none, none, NOW)
 
 
 def memory(moments: int) -> AgentEvent:

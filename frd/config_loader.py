@@ -10,7 +10,7 @@ import difflib
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -25,6 +25,18 @@ from frd.errors import ConfigError
 
 NOT_SHOWN = "set, not shown"
 """Printed instead of a secret."""
+REMOVED: Final = frozenset(
+    {
+        *("policy.stall_tail_factor", "policy.mismatch_grace_s", "policy.loss_grace_s"),
+        *("policy.max_pairs", "policy.max_signatures", "policy.max_memory_series"),
+        *("policy.max_open_collectives", "policy.max_open_collectives_per_group"),
+        *("policy.memory_high_share", "policy.memory_link_s", "policy.memory_settle_s"),
+        *("policy.memory_leak_window_s", "policy.memory_leak_horizon_s", "cluster.durable"),
+        *("outbox_rows", "memory_bytes", "ring_fill"),
+    }
+)
+"""Keys of the service and of the agent that are constants now. The engine may still have fields of
+their names, which its tests set."""
 
 
 class Settings(BaseSettings):
@@ -65,8 +77,14 @@ def load(
     except SettingsError as error:
         raise ConfigError(f"environment: {error}: write the value as JSON") from None
     given = _read(path) if path is not None else {}
+    given = _overlay(_overlay(given, environment), _nested(flags or {}))
+    for key in sorted(REMOVED):
+        section, _, name = key.rpartition(".")
+        table = given.get(section) if section else given
+        if isinstance(table, Mapping) and name in table:
+            raise ConfigError(unknown(key, ()))
     try:
-        return model(**_overlay(_overlay(given, environment), _nested(flags or {})))
+        return model(**given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ConfigError(_describe(first, known, is_secret(first["loc"]))) from None
@@ -74,6 +92,8 @@ def load(
 
 def unknown(key: str, known: Sequence[str]) -> str:
     """Suggests a key of similar spelling, or the same name in another section."""
+    if key in REMOVED:
+        return f"{key}: removed: delete this line"
     name = key.rpartition(".")[2]
     near = [one for one in known if one.rpartition(".")[2] == name]
     near = near or difflib.get_close_matches(key, known, n=1, cutoff=0.6)

@@ -245,7 +245,7 @@ _SPELLED: Final = {
 """Keys of a finding that differ from the name of the field."""
 _FIELDS: Final = {key: field for field, key in _SPELLED.items()}
 decodable(Finding)
-_ALWAYS: Final = frozenset({"closed_at", "suspects", "victims", "summary", "stack"})
+_ALWAYS: Final = frozenset({"closed_at", "suspects", "victims", "summary", "headline", "stack"})
 """Keys that are present even if they are empty."""
 _DIGITS: Final = {"waited_s": 3, "lost_s": 3, "onset_uncertainty_s": 6}
 """Digits after the point, by field."""

@@ -222,8 +222,8 @@ class Stage:
     op: str
     """What it waits in, as in `UnrecordedWait`; empty: in nothing that its frames show. A rank with
     groups was then seen so at one look only: `since_ns` is `as_of_ns`."""
-    since_ns: NodeRawNs | NodeNs
-    as_of_ns: NodeRawNs | NodeNs
+    since_ns: NodeRawNs
+    as_of_ns: NodeRawNs
     """When the tap of the process saw it so."""
     where: str = ""
     """The line of the program: ``train.py:88 in load_batch``. Empty: not known, as before the rank
@@ -247,11 +247,11 @@ class RankStatus:
     """Entries known to be lost to overruns and resets of recorders and full outboxes, cumulative
     for this process."""
     exit: ExitInfo | None = None
-    """None while the process lives, and from agents of version 0.1."""
+    """None while the process lives."""
     as_of_ns: int = field(default=0, compare=False)
     """When the agent saw the rank so; 0 unknown."""
     stage: Stage | None = None
-    """None while the rank moves, and from agents that know it of initialization only."""
+    """None while the rank moves."""
     unread: str = ""
     """Why collectives of the rank cannot be read, and what helps; only of a live rank."""
 
@@ -302,8 +302,7 @@ class EntryColumns:
     signature: UInt32s
     flags: UInt8s
     created_ns: Int64s
-    """CPU enqueue, by the node's raw clock (as all times that agents report; on streams of
-    protocol 1 by its CLOCK_REALTIME)."""
+    """CPU enqueue, by the node's raw clock (as all times that agents report)."""
     started_ns: Int64s
     """0 when unknown."""
     completed_ns: Int64s
@@ -354,16 +353,14 @@ class ChannelColumns:
     in_flight: UInt32s
     head_created_ns: Int64s
     """Of the first op of the same call."""
+    signature: UInt32s | Int32s
+    """-1 for what the service has no room for."""
+    batch: UInt32s
+    """Rows of one group with the same number were posted as one call; 0 for a single op."""
+    posted: Int64s
+    """Ops that were posted on the channel before the first of the row; -1 when unknown."""
     as_of_ns: int = 0
     """Node time up to which this is complete; 0 unknown."""
-    signature: UInt32s | Int32s = field(default_factory=lambda: np.empty(0, np.uint32))
-    """-1 for what the service has no room for. Empty when unknown, as from agents of earlier
-    releases, whose rows are channels."""
-    batch: UInt32s = field(default_factory=lambda: np.empty(0, np.uint32))
-    """Rows of one group with the same number were posted as one call; 0 for a single op. Empty
-    when unknown."""
-    posted: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
-    """Ops that were posted on the channel before the first of the row; -1 or empty when unknown."""
 
 
 # -- memory ------------------------------------------------------------------------------------

@@ -21,8 +21,7 @@ _SERVICE: Final = pb.DESCRIPTOR.services_by_name["Collector"]
 _STREAM: Final = "Stream"
 _CLOCK: Final = "Clock"
 JOB_KEY: Final = "frd-job-bin"
-"""Metadata of both calls: the job of the stream, in UTF-8. Absent: the agent knows no rank yet, or
-is of an earlier release, which sends all jobs of its node on one stream."""
+"""Metadata of both calls: the job of the stream, in UTF-8. Absent: the agent knows no rank yet."""
 
 # gRPC drops a larger message together with its stream and reports the reason only to the sender;
 # the margin lets `frd.wire` see, name and count those that are merely a batch too large.
@@ -36,41 +35,33 @@ _WINDOWS: Final = (
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 512 * 1024),
 )
-KEEPALIVE_MS: Final = 4_000
+_PING_AFTER_MS: Final = 4_000
 """A peer pings after this long without data. A machine that dies sends no end of its connections,
-and is noticed 3 s after the ping."""
-MIN_PING_MS: Final = 3_000
-"""How often the service lets a client ping. It is below `KEEPALIVE_MS`, or the service treats the
-pings as an attack and hangs up."""
-
-
-def _keepalive(time_ms: int, timeout_ms: int) -> tuple[tuple[str, int], ...]:
+and is noticed `_PONG_MS` after the ping."""
+_PONG_MS: Final = 3_000
+_KEEPALIVE: Final = (
+    ("grpc.keepalive_time_ms", _PING_AFTER_MS),
+    ("grpc.keepalive_timeout_ms", _PONG_MS),
     # gRPC waits for the answer to a ping for ping_timeout_ms, by default a minute, also if its
     # keepalive time-out is shorter: seen with 1.85 (tests/e2e/test_keepalive.py).
-    return (
-        ("grpc.keepalive_time_ms", time_ms),
-        ("grpc.keepalive_timeout_ms", timeout_ms),
-        ("grpc.http2.ping_timeout_ms", timeout_ms),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
-    )
-
-
-_CLIENT: Final = (
+    ("grpc.http2.ping_timeout_ms", _PONG_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+CHANNEL_OPTIONS: Final = (
     *_SIZES,
     *_WINDOWS,
+    *_KEEPALIVE,
     # No proxy of the environment: it would see an unencrypted token, even one for this machine.
     ("grpc.enable_http_proxy", 0),
 )
-CHANNEL_OPTIONS: Final = (*_CLIENT, *_keepalive(KEEPALIVE_MS, 3_000))
-SLOW_CHANNEL_OPTIONS: Final = (*_CLIENT, *_keepalive(30_000, 10_000))
-"""For a service of an earlier release, which permits a ping every 20 s."""
 SERVER_OPTIONS: Final = (
     *_SIZES,
     *_WINDOWS,
     # Only a silent agent is pinged, whose machine is dead or whose rows would be late anyway.
-    *_keepalive(KEEPALIVE_MS, 3_000),
-    ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_MS),
+    *_KEEPALIVE,
+    # Below `_PING_AFTER_MS`, or the service treats the pings as an attack and hangs up.
+    ("grpc.http2.min_ping_interval_without_data_ms", 3_000),
     ("grpc.server_handshake_timeout_ms", 10_000),
     # A connection without a stream is never authenticated, so it is closed.
     ("grpc.max_connection_idle_ms", 30_000),

@@ -1,4 +1,4 @@
-"""words [--lower]: a lint for words of the private dialect of earlier releases.
+"""words [--lower]: a lint for words of a private dialect.
 
 Counts words and phrases in code (names, comments, strings), tests and docs. For each folder
 and word, `scripts/words.json` has a ceiling. A use above it fails with file, line, word and a plain

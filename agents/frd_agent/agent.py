@@ -47,7 +47,7 @@ from frd_agent.ranks.roster import Roster
 from frd_agent.uplink.answers import AnyRank, Send, answer, answer_ras, answer_waits
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.stream import Stream
-from frd_agent.uplink.uplinks import Limits, Uplinks
+from frd_agent.uplink.uplinks import Uplinks
 
 _CONCURRENT_DUMPS: Final = 4
 _CONCURRENT_ANSWERS: Final = 32
@@ -73,7 +73,7 @@ class Agent:
         self._time = NodeTime(self._stats)
         self._uplinks = Uplinks(
             config.endpoint(),
-            Limits(config.outbox_rows, config.outbox_bytes, config.memory_bytes),
+            config.outbox_bytes,
             dictionary,
             self._stats,
             self._time,
@@ -86,7 +86,7 @@ class Agent:
             reports=self._uplinks.reports,
             stats=self._stats,
             time=self._time,
-            policy=PollPolicy(fill=config.ring_fill),
+            policy=PollPolicy(),
             dumping=asyncio.Semaphore(_CONCURRENT_DUMPS),
             addresses=Addresses(config.log_path),
         )

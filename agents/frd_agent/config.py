@@ -71,16 +71,11 @@ class Config(Settings):
     """Name of the job of ranks that are known from dump files only."""
     poll_s: Annotated[float, Field(gt=0.01, le=10)] = 0.25
     """How often the taps' counters are looked at."""
-    outbox_rows: Annotated[int, Field(ge=1_000)] = 400_000
-    """Transitions kept for a service that does not acknowledge; jobs share them equally."""
-    outbox_bytes: Annotated[int, Field(ge=65_536)] = 32 * 1024 * 1024
-    """The same in bytes; whichever bound is met first."""
+    outbox_bytes: Annotated[int, Field(ge=65_536)] = 16 * 1024 * 1024
+    """Transitions kept for a service that does not acknowledge, of 41 bytes each; jobs share them
+    equally."""
     memory_hz: Annotated[float, Field(ge=0, le=100)] = 10.0
     """How often memory is sampled while a rank makes progress; 0 switches it off."""
-    memory_bytes: Annotated[int, Field(ge=65_536)] = 8 * 1024 * 1024
-    """Samples of memory kept for a service that is out of reach; jobs share them equally."""
-    ring_fill: Annotated[float, Field(gt=0, lt=1)] = 0.6
-    """Share of a recorder's ring that may be new before it is read."""
     log_path: Annotated[str, Field(max_length=1024)] = ""
     """Where ranks log, if not to the file that is their stderr: ``/logs/{job}/{rank}.err``. May
     have job, rank, local_rank and node in braces."""

@@ -73,7 +73,7 @@ class Client:
         return f"{scheme}://{self.address.removesuffix(usual)}"
 
     def has_page(self) -> bool:
-        """Does the service serve the page for browsers? Older ones do not, and `web` may be off."""
+        """Does the service serve the page for browsers? `web` may be off."""
         with suppress(FrdError), self._answer("GET", "/"):
             return True
         return False

@@ -136,40 +136,32 @@ class WallClock:
             del self._segments[0]
             self._segments[0].since = _EVER
 
-    def one_to_raw(self, wall: NodeNs, latest: NodeRawNs | None = None) -> NodeRawNs:
+    def one_to_raw(self, wall: NodeNs) -> NodeRawNs:
         """The raw time of a stamp, 1 if it is of before the boot; 0, which says unknown, if no
-        reading agrees with it. At least one reading is needed.
-
-        The stamp was made until `latest`, which may be later than the newest reading: a stamp from
-        beyond a step that the next reading will show counts as the latest moment. None: the clocks
-        have just been read."""
-        now, most = self._bounds(latest)
+        reading agrees with it. The clocks have just been read."""
+        most = self._latest()
         for segment in reversed(self._segments) if wall > 0 else ():
             if segment.since < (raw := segment.one(wall)) <= (segment.until or most):
-                return NodeRawNs(max(min(raw, now), 1))
-        is_newer = latest is not None and wall > 0 and self._segments[-1].one(wall) > most
-        return NodeRawNs(now if is_newer else 0)
+                return NodeRawNs(max(min(raw, self._now), 1))
+        return NodeRawNs(0)
 
-    def to_raw(self, walls: Int64s, latest: NodeRawNs | None = None) -> Int64s:
+    def to_raw(self, walls: Int64s) -> Int64s:
         """`one_to_raw` of each, within a nanosecond; 0 if it is of before the boot."""
-        now, most = self._bounds(latest)
+        most = self._latest()
         result = np.zeros_like(walls)
         rest = np.flatnonzero(walls > 0)
         for segment in reversed(self._segments):
             raws = segment.column(walls[rest])
             shown = (max(segment.since, 0) < raws) & (raws <= (segment.until or most))
-            result[rest[shown]] = np.minimum(raws[shown], now)
+            result[rest[shown]] = np.minimum(raws[shown], self._now)
             rest = rest[~shown]
             if not len(rest):
-                return result
-        if latest is not None:
-            result[rest[self._segments[-1].column(walls[rest]) > most]] = now
+                break
         return result
 
-    def _bounds(self, latest: NodeRawNs | None) -> tuple[int, int]:
-        """The latest moment of any stamp, and what it may seem to be by the newest line."""
-        now = self._now if latest is None else max(latest, self._now)
-        return now, now + _NOW_NS + self._slack + _slewed(now - self._segments[-1].raws[-1])
+    def _latest(self) -> int:
+        """What a stamp of now may seem to be by the newest line."""
+        return self._now + _NOW_NS + self._slack + _slewed(self._now - self._segments[-1].raws[-1])
 
 
 def _slewed(ns: int) -> int:

@@ -114,9 +114,6 @@ class ClusterOptions:
     """Its private key (PEM)."""
     peers_ca_file: Path | None = None
     """Verify the HTTP API of the other replicas with this CA bundle (PEM), if they use TLS."""
-    durable: bool = False
-    """The NATS servers are known to run with ``sync_interval: always``. Needed only if frd's
-    account may not ask them."""
 
 
 NotifyEvent: TypeAlias = Literal["opened", "critical", "suspect", "acknowledged", "closed"]

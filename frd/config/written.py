@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 from frd.config.settings import Config
-from frd.config_loader import NOT_SHOWN
+from frd.config_loader import NOT_SHOWN, REMOVED
+
+_CONSTANTS: Final = {key.removeprefix("policy.") for key in REMOVED}
 
 
 def as_dict(config: Config) -> dict[str, Any]:
     """Plain values, in the order in which the keys are declared; secrets are not shown."""
-    plain = config.model_dump(mode="json")
+    plain = config.model_dump(mode="json", exclude={"policy": _CONSTANTS})
     for target in plain["notify"]:
         target["url"] = target["url"] and NOT_SHOWN
     return plain
@@ -33,7 +35,12 @@ def as_toml(config: Config) -> str:
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema of the file, for the chart."""
-    return Config.model_json_schema()
+    schema = Config.model_json_schema()
+    policy = schema["$defs"]["Policy"]
+    policy["properties"] = {
+        key: part for key, part in policy["properties"].items() if key not in _CONSTANTS
+    }
+    return schema
 
 
 def _line(key: str, value: object) -> str:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 
@@ -64,6 +65,9 @@ from frd.model import (
     UnrecordedWait,
     WaitSource,
 )
+
+MAX_PAIRS: Final = 4_194_304
+"""Members over all groups of an attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +206,8 @@ class Attempt:
             return known
         if self._groups.count >= self._policy.max_groups:
             raise WireError("groups", "limit", f"{info.label!r}: more than policy.max_groups")
-        if self._pairs.count + len(info.ranks) > self._policy.max_pairs:
-            raise WireError("groups.ranks", "limit", f"{info.label!r}: more than policy.max_pairs")
+        if self._pairs.count + len(info.ranks) > MAX_PAIRS:
+            raise WireError("groups.ranks", "limit", f"{info.label!r}: more than {MAX_PAIRS}")
         if info.ranks and info.ranks[-1] >= (self.world_size or self._policy.max_ranks):
             raise WireError(
                 "groups.ranks",
@@ -248,8 +252,8 @@ class Attempt:
         """
         row = self._groups.pair(rank, group)
         if row < 0 and not self._groups.infos[group].ranks:
-            if self._pairs.count >= self._policy.max_pairs:
-                raise WireError("groups", "limit", "too many members: more than policy.max_pairs")
+            if self._pairs.count >= MAX_PAIRS:
+                raise WireError("groups", "limit", f"too many members: more than {MAX_PAIRS}")
             self._take(1, "groups")
             row = self._pairs.add(group, (rank,))
             self._groups.strangers[group][rank] = row
@@ -385,7 +389,7 @@ class Attempt:
         ranks.set_status(status)
         stage = status.stage
         if stage is not None and not stage.op and not stage.where and self._pairs.has(rank):
-            stage = None  # of an agent that knows initialization only: its frames may show a wait
+            stage = None  # its frames show nothing: it may be in recv
         self.tables.unrecorded.observe_stage(rank, status.state, stage)
         self._observed += 1
 

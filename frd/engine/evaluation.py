@@ -20,7 +20,7 @@ from frd.engine.findings.claim import EXPLAINING, NEVER, Claim, Known, Lifetime,
 from frd.engine.findings.tracker import Tracker
 from frd.engine.hangs.detector import HangDetector, look_at
 from frd.engine.losses.exits import exits
-from frd.engine.losses.lost_ranks import first_failed, judged_after_s
+from frd.engine.losses.lost_ranks import JUDGED_AFTER_S, first_failed
 from frd.engine.memory.detector import MemoryDetector
 from frd.engine.policy import Policy
 from frd.engine.standstills import StandstillDetector
@@ -176,7 +176,7 @@ class Evaluation:
             self.ended_at = self.end = None
         elif self.ended_at is None:
             self.ended_at = now
-        elif now - self.ended_at > judged_after_s(self._policy) * 1e9:
+        elif now - self.ended_at > JUDGED_AFTER_S * 1e9:
             self.end = self.end or self._judged(attempt, now)
             is_long_over = now - self.ended_at > _LOSS_OUTLASTS_S * 1e9
             outlasting = (Kind.OOM,) if is_long_over else _FATAL
@@ -246,7 +246,7 @@ class Evaluation:
     def supersede(self, now: AlignedNs, reason: str) -> list[FindingEvent]:
         """Another attempt of the job replaces this one: report what ended it, close findings."""
         events: list[FindingEvent] = []
-        judged_ns = judged_after_s(self._policy) * 1e9
+        judged_ns = JUDGED_AFTER_S * 1e9
         is_fresh = self.ended_at is None or now - self.ended_at <= judged_ns
         # Without these nothing is reported, and the look may take seconds.
         says = self.attempt is not None and (len(self.tracker) or self.attempt.tables.has_exits())

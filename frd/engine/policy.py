@@ -22,8 +22,6 @@ class Policy:
     """Floor of the stall threshold."""
     stall_after_max_s: Seconds = 3600.0
     """Ceiling of the adaptive stall threshold."""
-    stall_tail_factor: Annotated[float, Ge(1)] = 5.0
-    """The threshold is this many times the group's slow tail of arrival skew."""
     init_stall_after_s: Annotated[float, Ge(1)] = 60.0
     """How long ranks may wait in init_process_group or new_group for ranks that do not come."""
     critical_after_s: Annotated[float, Ge(0)] = 60.0
@@ -31,10 +29,6 @@ class Policy:
     for this long."""
     close_after_s: Seconds = 1.0
     """A finding closes when nothing of it has been stuck for this long."""
-    mismatch_grace_s: Seconds = 1.0
-    """How long to wait for all members' signatures before naming a minority."""
-    loss_grace_s: Seconds = 1.0
-    """How long the ranks of an attempt may take to vanish together before a lost rank is one."""
     lost_close_after_s: Seconds = 900.0
     """A finding closes when nothing new of it was seen for this long, as when the agents of its job
     are gone; a lost rank closes with its attempt."""
@@ -92,13 +86,6 @@ class Policy:
     """Per attempt."""
     max_groups: Count = 262_144
     """Per attempt."""
-    max_pairs: Count = 4_194_304
-    """Members over all groups of an attempt."""
-    max_signatures: Count = 65_536
-    """Per attempt."""
-    max_open_collectives: Count = 1_000_000
-    """Accumulator slots over all groups of an attempt."""
-    max_open_collectives_per_group: Count = 8_192
     max_memory_series: Count = 131_072
     """Per attempt."""
     max_findings: Count = 1_000

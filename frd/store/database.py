@@ -1,6 +1,6 @@
 """An SQLite file that is used when it can be, and moved aside when it is damaged.
 
-A service must watch and alert whatever its disk does. So opening fails only for the file of a newer
+A service must watch and alert whatever its disk does. So opening fails only for the file of another
 frd; everything else is an error of a single call, and the next call opens the file again. A damaged
 file is renamed to ``NAME.damaged``, and a new one is begun. An earlier ``NAME.damaged`` is replaced
 if the file is a cache; otherwise nothing is deleted, and nothing is stored until it is moved away.
@@ -23,8 +23,9 @@ from typing import Any, Final
 from frd.errors import StoreError
 
 _DAMAGED: Final = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
-"""The last one means that a table or column is missing: the statements are always the same, and an
-earlier schema gets no query."""
+"""The last one means that a table or column is missing: the statements are always the same."""
+VERSION: Final = 4
+"""Of the schemas; a file with another one is refused."""
 _PASSING: Final = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL}
 """After these the connection is as good as before."""
 _ADVICE: Final = {
@@ -37,27 +38,25 @@ _OTHERWISE: Final = "check that its folder is writable, or choose another --data
 log = logging.getLogger(__name__)
 
 
-class _Newer(StoreError):
-    """A newer frd wrote the file."""
+class _Foreign(StoreError):
+    """Another frd wrote the file."""
 
 
 class Database:
-    """The file at `path`, created when absent; `what` is for messages. `steps` lead from each
-    version of the schema to the next one, beginning with an empty file.
+    """The file at `path`, created when absent; `what` is for messages. `schema` has
+    the statements for an empty file.
 
     Raises:
-        StoreError: from the constructor, when a newer frd wrote the file; from every other method,
+        StoreError: from the constructor, when another frd wrote the file; from every other method,
             naming the path, when the file cannot be used.
     """
 
-    def __init__(
-        self, path: Path, what: str, steps: Sequence[str], *, is_cache: bool = False
-    ) -> None:
+    def __init__(self, path: Path, what: str, schema: str, *, is_cache: bool = False) -> None:
         self.damaged = 0
         """Files that were moved aside."""
         self._path = path
         self._what = what
-        self._steps = steps
+        self._schema = schema
         self._is_cache = is_cache
         self._is_closed = False
         self._write_lock = Lock()
@@ -67,8 +66,8 @@ class Database:
         self._reader: sqlite3.Connection | None = None
         try:
             with self.transaction() as db:
-                db.execute(f"PRAGMA user_version = {len(steps)}")  # is there room?
-        except _Newer:
+                db.execute(f"PRAGMA user_version = {VERSION}")  # is there room?
+        except _Foreign:
             self.close()
             raise
         except StoreError as error:
@@ -91,21 +90,21 @@ class Database:
                 with contextlib.suppress(OSError):  # SQLite's own error is better
                     os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
                 self._writer = self._connect()
-            version, present = _version(self._writer), len(self._steps)
-            if version > present and not self._is_cache:
-                raise _Newer(
-                    f"{self._what}: {self._path}: schema version {version}, this frd knows up to "
-                    f"{present}: start the newer frd or choose another data directory"
+            version = _version(self._writer)
+            if version not in (0, VERSION) and not self._is_cache:
+                raise _Foreign(
+                    f"{self._what}: {self._path}: schema version {version} where this frd has "
+                    f"{VERSION}: start the frd that wrote it, or choose another data directory"
                 )
             self._writer.execute("PRAGMA journal_mode = WAL")
             self._writer.execute(f"PRAGMA synchronous = {synchronous}")
             with self._writer as db:
                 db.execute("BEGIN IMMEDIATE")
-                if version < present:
+                if not version:
                     # Statement by statement: executescript would commit before it begins.
-                    for statement in filter(str.strip, "".join(self._steps[version:]).split(";")):
+                    for statement in filter(str.strip, self._schema.split(";")):
                         db.execute(statement)
-                    db.execute(f"PRAGMA user_version = {present}")
+                    db.execute(f"PRAGMA user_version = {VERSION}")
                 yield db
 
     def rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
@@ -123,12 +122,7 @@ class Database:
                 self._reader.close()  # the disk has no room for shared memory, or is read-only
                 self._reader = self._connect("?immutable=1")
                 version = _version(self._reader)
-            try:
-                return self._reader.execute(query, values).fetchall() if version else []
-            except sqlite3.OperationalError:
-                if version < len(self._steps):  # the upgrade has found no room yet
-                    return []
-                raise
+            return self._reader.execute(query, values).fetchall() if version else []
 
     def _connect(self, options: str = "") -> sqlite3.Connection:
         if self._is_closed:

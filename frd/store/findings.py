@@ -27,8 +27,7 @@ from frd.forms import finding_from_json, finding_json
 from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState, Kind
 from frd.store.database import Database
 
-_STEPS = (
-    """
+_SCHEMA = """
 CREATE TABLE findings (
     id        TEXT PRIMARY KEY,
     job       TEXT NOT NULL,
@@ -39,24 +38,15 @@ CREATE TABLE findings (
 ) WITHOUT ROWID;
 CREATE INDEX findings_by_time ON findings (opened_ns);
 CREATE INDEX findings_by_state ON findings (state, opened_ns);
-""",
-    """
 CREATE TABLE pauses (
     job        TEXT PRIMARY KEY,
     learned_ns INTEGER NOT NULL,
     body       TEXT NOT NULL
 ) WITHOUT ROWID;
-""",
-    """
 CREATE TABLE outbox (target TEXT, key TEXT, since_ns INTEGER, body BLOB, UNIQUE (target, key));
-""",
-    """
 CREATE TABLE kept (key TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE notified (finding TEXT PRIMARY KEY, events TEXT, targets TEXT) WITHOUT ROWID;
-""",
-)
-"""The steps from each version of the schema to the next one, beginning with an empty file."""
-SCHEMA_VERSION = len(_STEPS)
+"""
 
 _UPSERT = """
 INSERT INTO findings (id, job, state, opened_ns, closed_ns, body) VALUES (?, ?, ?, ?, ?, ?)
@@ -107,7 +97,7 @@ class FindingStore:
 
     Raises:
         StoreError: from every method, naming the path, when the file cannot be used; from the
-            constructor only if a newer frd wrote it.
+            constructor only if another frd wrote it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -118,7 +108,7 @@ class FindingStore:
         """The same of the table `notified`."""
         self._unreadable: set[str] = set()
         """Rows that were logged."""
-        self.db = Database(path, "findings database", _STEPS)
+        self.db = Database(path, "findings database", _SCHEMA)
 
     def close(self) -> None:
         self.db.close()

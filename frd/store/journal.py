@@ -24,8 +24,6 @@ from frd.store import segment
 from frd.store.records import Record, RecordKind, batches, encode
 from frd.store.segment import PAGE_BYTES, SUFFIX
 
-OLD_SUFFIX: Final = ".frdj"
-"""Suffix of the log files of earlier releases."""
 _WAL_BYTES: Final = 4 * 1024 * 1024
 """Size of the write-ahead log when SQLite copies it into the database."""
 _RETRY_NS: Final = 10_000_000_000
@@ -224,11 +222,6 @@ def segments(folder: Path) -> list[Path]:
     return sorted(found, key=segment.number_of)
 
 
-def old_files(folder: Path) -> list[Path]:
-    """Files of an earlier release, in a format that this one does not read."""
-    return sorted(folder.glob(f"*{OLD_SUFFIX}")) if folder.is_dir() else []
-
-
 def read(
     path: Path,
     warn: Callable[[str], None],
@@ -244,11 +237,6 @@ def read(
         StoreError: `path` is no journal, or a row in it is damaged. The records before that row
             have been returned.
     """
-    if path.suffix == OLD_SUFFIX or (old_files(path) and not segments(path)):
-        raise StoreError(
-            f"journal: {path}: an earlier frd wrote it ({OLD_SUFFIX} files): replay it with that "
-            "release"
-        )
     try:
         paths = segments(path) if path.is_dir() else [path]
         sizes = [one.stat().st_size for one in paths]

@@ -50,8 +50,6 @@ class RecordKind(IntEnum):
     """A user closed a finding. Payload: its id and the reason, JSON."""
     LEARNED = 9
     """The learned pauses of all jobs. Payload: JSON lines."""
-    WAITED = 10
-    """Of earlier releases: a rank waits in something that no recorder shows. Payload: JSON."""
     FINDING = 11
     """A version of a finding, as it was stored, JSON: for the next owner of a replicated log. A
     replay finds its own."""

@@ -14,14 +14,13 @@ from frd.store.database import Database
 MAX_COUNT = 2_000
 MAX_BYTES = 256 * 1024 * 1024
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS timelines (
+CREATE TABLE timelines (
     id        TEXT PRIMARY KEY,
     opened_ns INTEGER NOT NULL,
     is_final  INTEGER NOT NULL,
     body      BLOB NOT NULL
 ) WITHOUT ROWID
 """
-"""The file of an earlier release has this table and no version."""
 _PRUNE = """
 DELETE FROM timelines WHERE id IN (
     SELECT id FROM (
@@ -45,7 +44,7 @@ class TimelineStore:
     ) -> None:
         self.path = path
         self._most = max_count, max_bytes
-        self.db = Database(path, "timelines", (_SCHEMA,), is_cache=True)
+        self.db = Database(path, "timelines", _SCHEMA, is_cache=True)
 
     def save(
         self, finding_id: str, opened_at: AlignedNs, body: bytes, *, is_final: bool = False

@@ -494,20 +494,18 @@ class ServiceMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., redirect: _Optional[_Union[Redirect, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol", "service_version", "instance", "max_message_bytes", "next", "keepalive_ms")
+    __slots__ = ("protocol", "service_version", "instance", "max_message_bytes", "next")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SERVICE_VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
-    KEEPALIVE_MS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     service_version: str
     instance: str
     max_message_bytes: int
     next: str
-    keepalive_ms: int
-    def __init__(self, protocol: _Optional[int] = ..., service_version: _Optional[str] = ..., instance: _Optional[str] = ..., max_message_bytes: _Optional[int] = ..., next: _Optional[str] = ..., keepalive_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., service_version: _Optional[str] = ..., instance: _Optional[str] = ..., max_message_bytes: _Optional[int] = ..., next: _Optional[str] = ...) -> None: ...
 
 class Redirect(_message.Message):
     __slots__ = ("address", "reason")

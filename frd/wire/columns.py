@@ -125,11 +125,10 @@ CHANNEL_COLUMNS: Final = _columns(
     is_send=Items(_UINT8, _below(2, "0 or 1", "u1")),
     in_flight=_UINT32,
     head_created_ns=_TIME,
+    signature=_UINT32,
+    batch=_UINT32,
+    posted=Items(_INT64.dtype, _at_least(-1)),
 )
-CHANNEL_CALLS: Final = _columns(
-    "channels", signature=_UINT32, batch=_UINT32, posted=Items(_INT64.dtype, _at_least(-1))
-)
-"""Agents of earlier releases do not send these."""
 SERIES_COLUMNS: Final = _columns("memory", series=_UINT32, capacity=_INT64)
 SAMPLE_TIMES: Final = _columns("memory", begin_ns=_TIME, end_ns=_TIME)
 SAMPLE_VALUES: Final = _columns("memory", values=_INT64)

@@ -26,7 +26,6 @@ from frd.model import (
 from frd.v1 import stream_pb2 as pb
 from frd.wire.columns import (
     ACK_COLUMNS,
-    CHANNEL_CALLS,
     CHANNEL_COLUMNS,
     ENTRY_COLUMNS,
     SEEN_COLUMNS,
@@ -41,9 +40,9 @@ from frd.wire.fields import check_most, check_time, enum_member, parse, texts_of
 from frd.wire.memory import MemoryReader
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
-    MAX_PART_BYTES,
     MAX_SLACK_NS,
-    PROTOCOLS,
+    PART_BYTES,
+    PROTOCOL,
     Ack,
     AgentEvent,
     Goodbye,
@@ -60,9 +59,6 @@ from frd.wire.messages import (
 )
 from frd.wire.statuses import statuses
 
-MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
-"""Of a message in a journal: earlier releases accepted so much."""
-
 
 class Decoder:
     """The service's side of one agent stream."""
@@ -70,7 +66,6 @@ class Decoder:
     def __init__(self) -> None:
         self._known = Declarations()
         self._greeted = False
-        self._sends_raw = False
         self._memory = MemoryReader(self._known)
         # Message after message has rows of the same ranks and groups: they are checked once.
         self._last_rows_sent: tuple[int, bytes, bytes] | None = None
@@ -82,7 +77,7 @@ class Decoder:
         Raises:
             WireError: naming the field; the stream is over.
         """
-        message = parse("message", pb.AgentMessage, data, MAX_KEPT_BYTES)
+        message = parse("message", pb.AgentMessage, data, MAX_MESSAGE_BYTES)
         kind = message.WhichOneof("kind")
         if kind is None:
             raise WireError(
@@ -92,7 +87,7 @@ class Decoder:
             if kind != "hello":
                 raise WireError(kind, "order", "came first: send hello first")
             hello = _hello(message.hello)
-            self._greeted, self._sends_raw = True, hello.sent_raw_ns is not None
+            self._greeted = True
             return hello
         if kind == "hello":
             raise WireError("hello", "order", "came again: open a new stream instead")
@@ -122,13 +117,8 @@ class Decoder:
             if np.count_nonzero(marks > columns.enqueued):
                 raise WireError(f"watermarks.{name}", "disagree", "is beyond watermarks.enqueued")
         check_time("watermarks.sent_at_ns", m.sent_at_ns)
-        if not m.sent_raw_ns:
-            if self._sends_raw:
-                raise WireError("watermarks.sent_raw_ns", "missing", "0: send the node's raw clock")
-            return Watermarks(attempt, columns, NodeNs(m.sent_at_ns))
-        check_time("watermarks.sent_raw_ns", m.sent_raw_ns)
+        raw_ns = _raw_time("watermarks.sent_raw_ns", m.sent_raw_ns)
         check_most("watermarks.sent_slack_ns", m.sent_slack_ns, MAX_SLACK_NS)
-        raw_ns = NodeRawNs(m.sent_raw_ns)
         return Watermarks(attempt, columns, NodeNs(m.sent_at_ns), raw_ns, m.sent_slack_ns)
 
     def _watermark_rows(
@@ -147,8 +137,6 @@ class Decoder:
     def _channels(self, m: pb.ChannelBatch) -> ChannelColumns:
         attempt = self._known.ranks.attempt_of("channels.rank_index", m.rank_index)
         arrays = read_columns(m, CHANNEL_COLUMNS)
-        has_calls = m.signature or m.batch or m.posted
-        arrays |= read_columns(m, CHANNEL_CALLS, len(arrays["peer"]) if has_calls else 0)
         check_below("channels.signature", arrays["signature"], self._known.signature_count)
         check_time("channels.as_of_ns", m.as_of_ns)
         columns = ChannelColumns(rank=m.rank_index, as_of_ns=m.as_of_ns, **arrays)
@@ -158,8 +146,8 @@ class Decoder:
 
     def _response(self, m: pb.ResponsePart) -> ResponsePart:
         self._known.ranks.attempt_of("response.rank_index", m.rank_index)
-        if (size := len(m.data)) > MAX_PART_BYTES:
-            why = f"{size} bytes: send pieces of {MAX_PART_BYTES}"
+        if (size := len(m.data)) > PART_BYTES:
+            why = f"{size} bytes: send pieces of {PART_BYTES}"
             raise WireError("response.data", "too_large", why)
         return ResponsePart(
             request_id=m.request_id,
@@ -185,26 +173,29 @@ _KINDS: Final[dict[str, Callable[[Decoder, Any], AgentEvent]]] = {
 
 
 def _hello(m: pb.Hello) -> Hello:
-    if m.protocol not in PROTOCOLS:
-        known = " and ".join(map(str, PROTOCOLS))
+    if m.protocol != PROTOCOL:
         raise WireError(
             "hello.protocol",
             "version",
-            f"{m.protocol} where this service speaks {known}: install the same release of frd",
+            f"{m.protocol} where this service speaks {PROTOCOL}: install the same release of frd",
         )
     texts = texts_of(
         "hello", m, "agent_version", "metrics", required=("node", "boot_id", "session")
     )
     check_time("hello.sent_at_ns", m.sent_at_ns)
-    check_time("hello.sent_raw_ns", m.sent_raw_ns)
-    if m.protocol > 1 and not m.sent_raw_ns:
-        raise WireError("hello.sent_raw_ns", "missing", "0: send the node's raw clock")
     return Hello(
         protocol=m.protocol,
         sent_at_ns=NodeNs(m.sent_at_ns),
-        sent_raw_ns=NodeRawNs(m.sent_raw_ns) if m.sent_raw_ns else None,
+        sent_raw_ns=_raw_time("hello.sent_raw_ns", m.sent_raw_ns),
         **texts,
     )
+
+
+def _raw_time(field: str, raw_ns: int) -> NodeRawNs:
+    check_time(field, raw_ns)
+    if not raw_ns:
+        raise WireError(field, "missing", "0: send the node's raw clock")
+    return NodeRawNs(raw_ns)
 
 
 _SERVICE_KINDS: Final = {KINDS[of]: of for of in (Welcome, Resync, Request, Refusal, Redirect)}

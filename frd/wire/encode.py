@@ -21,7 +21,6 @@ from frd.model import (
 )
 from frd.v1 import stream_pb2 as pb
 from frd.wire.columns import (
-    CHANNEL_CALLS,
     CHANNEL_COLUMNS,
     ENTRY_COLUMNS,
     SAMPLE_TIMES,
@@ -86,7 +85,7 @@ def encode_agent(event: AgentEvent) -> bytes:
         case ChannelColumns():
             m.channels.rank_index = event.rank
             m.channels.as_of_ns = event.as_of_ns
-            write_columns(m.channels, CHANNEL_COLUMNS + CHANNEL_CALLS, event)
+            write_columns(m.channels, CHANNEL_COLUMNS, event)
         case MemoryColumns():
             for columns in (SERIES_COLUMNS, SAMPLE_TIMES, SAMPLE_VALUES):
                 write_columns(m.memory, columns, event)
@@ -110,9 +109,8 @@ def _watermarks(m: pb.WatermarkBatch, event: Watermarks) -> None:
     for columns in (WATERMARK_ROWS, WATERMARK_COLUMNS, SEEN_COLUMNS):
         write_columns(m, columns, event.columns)
     m.sent_at_ns = event.sent_at_ns
-    if event.sent_raw_ns is not None:
-        m.sent_raw_ns = event.sent_raw_ns
-        m.sent_slack_ns = event.sent_slack_ns
+    m.sent_raw_ns = event.sent_raw_ns
+    m.sent_slack_ns = event.sent_slack_ns
 
 
 def _fields(value: DataclassInstance) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Two bytes of a message may be an item of a repeated field, which costs protobuf 
 Python microseconds. So the items are counted on the wire: one pass over the messages that have
 repeated fields, which ends at the first limit. Any other field is one object at most, however often
 it comes, and protobuf reads a MiB of them in 6 ms. Rows of columns are no objects, so their columns
-are not looked at. Journals of earlier releases have larger messages: `Decoder` reads those.
+are not looked at.
 """
 
 from __future__ import annotations
@@ -18,15 +18,12 @@ from frd.wire.columns import count_ranks
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
-    MAX_PART_BYTES,
     MAX_PHASE_NAMES,
     MAX_PHASES,
     MAX_UNREADABLE,
     AgentEvent,
 )
 
-_RESPONSE_BYTES: Final = MAX_PART_BYTES + 16 * 1024
-"""A whole `ResponsePart` of an agent of an earlier release: its data and its texts."""
 MAX_MEMBERS: Final = 1 << 18
 """Ranks in the groups of one message: twice the default of policy.max_ranks."""
 
@@ -70,7 +67,6 @@ _VARINT, _BYTES = 0, 2
 """Types of fields on the wire."""
 _FIXED_BYTES: Final = {1: 8, 5: 4}
 """Their size, by type."""
-_RESPONSE: Final = bytes([pb.AgentMessage.RESPONSE_FIELD_NUMBER << 3 | _BYTES])
 _NUMBER_BYTES: Final = 10
 """Longest varint."""
 _64_BITS: Final = (1 << 64) - 1
@@ -126,9 +122,9 @@ def check_message(data: bytes) -> int:
     Raises:
         WireError: it is too large, or has too many of a field, which the error names.
     """
-    is_part = data.startswith(_RESPONSE)
-    if len(data) > (most := _RESPONSE_BYTES if is_part else MAX_MESSAGE_BYTES):
-        raise WireError("message", "too_large", f"{len(data)} bytes: send {most} or fewer")
+    if len(data) > MAX_MESSAGE_BYTES:
+        why = f"{len(data)} bytes: send {MAX_MESSAGE_BYTES} or fewer"
+        raise WireError("message", "too_large", why)
     items: dict[str, int] = {}
     try:
         _count(data, 0, len(data), _MESSAGE, items)

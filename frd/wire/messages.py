@@ -29,10 +29,7 @@ from frd.model import (
 )
 
 PROTOCOL: Final = 2
-"""Major version of an agent of this release. Agents of protocol 1 report times of the node's wall
-clock, those of protocol 2 times of its raw clock."""
-PROTOCOLS: Final = (1, 2)
-"""What the service understands; agents with another version are refused."""
+"""Major version of the contract; agents with another one are refused."""
 MAX_MESSAGE_BYTES: Final = 1024 * 1024
 MAX_UNREADABLE: Final = 16
 MAX_PHASES: Final = 32
@@ -45,8 +42,6 @@ MAX_SLACK_NS: Final = 1_000_000_000
 """Largest distance of two clock readings that may be compared."""
 PART_BYTES: Final = 512 * 1024
 """Most data of one `ResponsePart`, so that a dump never blocks a stream for long."""
-MAX_PART_BYTES: Final = 1024 * 1024
-"""As agents of earlier releases send them."""
 
 REASONS: Final = (
     "parse",
@@ -78,8 +73,8 @@ class Hello:
     session: str
     """Random id of the agent process; revisions count within it."""
     sent_at_ns: NodeNs
-    sent_raw_ns: NodeRawNs | None = None
-    """The node's raw clock then; None in protocol 1."""
+    sent_raw_ns: NodeRawNs
+    """The node's raw clock then."""
     metrics: str = ""
     """HOST:PORT of the agent's /metrics for other machines; empty: none."""
 
@@ -140,10 +135,9 @@ class Watermarks:
     attempt_index: int
     columns: WatermarkColumns
     sent_at_ns: NodeNs
-    """0 if the two clocks could not be read together (protocol 2)."""
-    sent_raw_ns: NodeRawNs | None = None
-    """The node's raw clock when its wall clock showed `sent_at_ns`; an agent of protocol 1 may not
-    send it."""
+    """0 if the two clocks could not be read together."""
+    sent_raw_ns: NodeRawNs
+    """The node's raw clock when its wall clock showed `sent_at_ns`."""
     sent_slack_ns: int = 0
     """`sent_at_ns` and `sent_raw_ns` were read at most this far apart."""
 
@@ -228,8 +222,6 @@ class Welcome:
     max_message_bytes: int
     next: str = ""
     """HOST:PORT where the agent should try first when this stream breaks; empty: nowhere."""
-    keepalive_ms: int = 0
-    """HTTP/2 pings may come this often; 0: an earlier release, which permits one every 30 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,10 +250,9 @@ class Request:
     waits: bool = False
     """What the ranks are blocked in is requested. An agent samples a rank for some seconds after
     each such request and answers immediately with what it knows by then, so the service repeats the
-    request. An agent that does not know it does not answer."""
+    request."""
     ras: bool = False
-    """What the RAS service of NCCL says of the communicators of the ranks is requested. An agent
-    that does not know it does not answer."""
+    """What the RAS service of NCCL says of the communicators of the ranks is requested."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,12 +115,11 @@ async def test_accounts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
 async def test_unsynced_writes_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Servers with the default sync_interval: a warning, and the log counts as not durable,
-    whatever the configuration promises."""
+    """Servers with the default sync_interval: a warning, and the log counts as not durable."""
     user = tmp_path / "user"
     user.write_text(f"{USER}\n")
     with nats_servers(tmp_path, 1, accounts=True, sync="2m") as servers:
-        options = replace(options_for(servers, "frd"), user_file=user, durable=True)
+        options = replace(options_for(servers, "frd"), user_file=user)
         assert not await opened(options)
     assert "sync_interval: not always" in caplog.text
 
@@ -128,13 +127,9 @@ async def test_unsynced_writes_are_reported(
 async def test_unknown_whether_writes_are_synced(
     servers: NatsServers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An account that may not ask: not durable, with a warning; the configuration may vouch."""
-    options = fresh(servers)
-    assert not await opened(options)
-    assert "cluster.durable: unknown" in caplog.text
-    caplog.clear()
-    assert await opened(replace(options, durable=True))
-    assert not caplog.records
+    """An account that may not ask: not durable, with a warning."""
+    assert not await opened(fresh(servers))
+    assert "cluster.servers: unknown" in caplog.text
 
 
 async def test_more_than_the_servers_have(tmp_path: Path) -> None:

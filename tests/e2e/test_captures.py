@@ -66,7 +66,7 @@ async def test_a_held_gil_prevents_a_dump(tmp_path: Path, driver: str) -> None:
 async def test_a_rank_without_the_handler(
     tmp_path: Path, driver: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An older tap has no such handler, which the server says: the dump comes."""
+    """The server says that it has no such handler: the dump comes."""
     monkeypatch.setattr(worker_server, "_FIRST_S", 20.0)
     with rank(tmp_path, driver, "sleep") as (_, handlers):
         assert await handlers.ask("fr_trace_json", first=First("no_such_handler"))

@@ -142,9 +142,9 @@ async def test_an_agent_goes_on_with_another_service(tmp_path: Path) -> None:
             process.send_signal(signal.SIGHUP)
             line = await lines.wait_for("nothing is changed")
             assert line["message"].startswith("service: 'nowhere': ")
-            configure(second.address, "outbox_rows = 5000\n")
+            configure(second.address, "outbox_bytes = 500000\n")
             process.send_signal(signal.SIGHUP)
-            await lines.wait_for("outbox_rows: changed: takes effect after a restart")
+            await lines.wait_for("outbox_bytes: changed: takes effect after a restart")
             await async_until(lambda: second.hellos, "the hello to the other")
             assert len(first.hellos) == 1
             assert first.hellos[0].session == second.hellos[0].session

@@ -128,7 +128,7 @@ async def test_another_version_learns_both_versions(serve: Callable[..., Service
         await other.send(replace(other.hello(), protocol=99))
         refusal = await other.receive()
         assert isinstance(refusal, Refusal)
-        assert refusal.message.startswith("hello.protocol: 99 where this service speaks 1")
+        assert refusal.message.startswith("hello.protocol: 99 where this service speaks 2")
 
 
 async def test_a_message_too_large_for_grpc(serve: Callable[..., Service]) -> None:

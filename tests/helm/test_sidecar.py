@@ -146,11 +146,11 @@ def test_the_copied_tap_starts(tmp_path: Path) -> None:
 
 def test_the_agent_takes_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys in agent.config become variables of the agent."""
-    values = {"agent": {"config": {"poll_s": 1, "outbox_rows": 5000, "log_level": "debug"}}}
+    values = {"agent": {"config": {"poll_s": 1, "outbox_bytes": 500_000, "log_level": "debug"}}}
     for name, value in variables(recipe(values)["initContainers"][1]).items():
         monkeypatch.setenv(name, value)
     loaded = agent_config.load()
-    assert (loaded.poll_s, loaded.outbox_rows, loaded.log_level) == (1, 5000, "debug")
+    assert (loaded.poll_s, loaded.outbox_bytes, loaded.log_level) == (1, 500_000, "debug")
 
 
 def test_without_tls_the_agent_needs_no_secret() -> None:

@@ -62,7 +62,7 @@ class Agent:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.outbox = Outbox(10**9, 10**12)
+        self.outbox = Outbox(10**12)
         self.recorded = [0] * RANKS
         self.acked: dict[int, int] = defaultdict(int)
         """The highest revision of each rank that the service has acknowledged."""

@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from frd.engine.attempt import Applied, Attempt
+from frd.engine.matching import collectives
 from frd.engine.policy import Policy
 from frd.model import AlignedNs, AttemptKey, Flags, GroupInfo, RankInfo, Signature
 from tests.world import observe
@@ -231,8 +233,10 @@ def test_matched_and_open_add_up(story: Story) -> None:
 @given(stories(), st.integers(16, 64), st.integers(16, 32))
 def test_nothing_grows_past_its_limit(story: Story, limit: int, per_group: int) -> None:
     """With very small limits every row is accepted, and dropped collectives are counted."""
-    policy = Policy(max_open_collectives=limit, max_open_collectives_per_group=per_group)
-    attempt = fed(story, policy)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collectives, "MAX_OPEN", limit)
+        patch.setattr(collectives, "MAX_OPEN_OF_GROUP", per_group)
+        attempt = fed(story)
     open_collectives = attempt._collectives.open_collectives
     assert open_collectives.slots.count <= limit
     assert int((open_collectives.slots.seq >= 0).sum()) == open_collectives.open <= limit

@@ -191,7 +191,7 @@ class Agent:
     def __init__(self) -> None:
         self.known = Dictionary()
         self.attempt = self.known.attempt(AttemptKey("job", 0), WORLD)
-        self.outbox = Outbox(1_000_000, 1 << 30)
+        self.outbox = Outbox(1 << 26)
         self.current = CurrentState(self.known.attempt_of)
         self.samples = Samples(1 << 30, self.known.series_number)
         self.in_flight: list[EntryColumns] = []
@@ -320,7 +320,7 @@ def test_rows(ranks: int, groups: int, waiting: bool) -> None:
         one: Any = np.ones(len(at), np.int64)
         agent.current.set_channels(
             ChannelColumns(
-                numbers[0], at * 0, at, one, one, NOW + at[::-1], NOW, at * 0 + op, at, at
+                numbers[0], at * 0, at, one, one, NOW + at[::-1], at * 0 + op, at, at, NOW
             )
         )
         agent.in_flight = [entries(numbers[0], 10_000, of[0], op)] if waiting else []

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from frd_agent.uplink.outbox import Outbox
+from frd_agent.uplink.outbox import ROW_BYTES, Outbox
 from tests.world.messages import entry_columns
 
 RANKS = st.integers(0, 2)
@@ -20,7 +20,7 @@ class Streams(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.outbox = Outbox(MAX_ROWS, 10**9)
+        self.outbox = Outbox(MAX_ROWS * ROW_BYTES)
         self.recorded: defaultdict[int, int] = defaultdict(int)
         self.applied: defaultdict[int, int] = defaultdict(int)
         self.received: defaultdict[int, list[int]] = defaultdict(list)

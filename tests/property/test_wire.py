@@ -119,7 +119,6 @@ def watermark_batches(draw: st.DrawFn) -> Watermarks:
 @st.composite
 def channel_batches(draw: st.DrawFn) -> ChannelColumns:
     n = draw(st.integers(0, 4))
-    calls = n * draw(st.booleans())
     return ChannelColumns(
         rank=draw(st.integers(0, 2)),
         group=column(draw, st.integers(0, 3), n, "u4"),
@@ -127,9 +126,9 @@ def channel_batches(draw: st.DrawFn) -> ChannelColumns:
         is_send=column(draw, st.integers(0, 1), n, "u1"),
         in_flight=column(draw, st.integers(0, 2**32 - 1), n, "u4"),
         head_created_ns=column(draw, TIMES, n, "i8"),
-        signature=column(draw, st.just(0), calls, "u4"),
-        batch=column(draw, st.integers(0, 2**32 - 1), calls, "u4"),
-        posted=column(draw, st.integers(-1, 2**63 - 1), calls, "i8"),
+        signature=column(draw, st.just(0), n, "u4"),
+        batch=column(draw, st.integers(0, 2**32 - 1), n, "u4"),
+        posted=column(draw, st.integers(-1, 2**63 - 1), n, "i8"),
     )
 
 

@@ -37,7 +37,7 @@ from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.dispatch import Dispatch
 from frd_agent.uplink.node_clock import BURST, Clock
-from frd_agent.uplink.outbox import Outbox
+from frd_agent.uplink.outbox import ROW_BYTES, Outbox
 from frd_agent.uplink.route import PROVEN_S, Backoff, Route
 from tests.sim.answers import Answers
 from tests.sim.clocks import read_clocks
@@ -45,15 +45,12 @@ from tests.sim.kernel import Kernel
 from tests.sim.network import Conn, Surroundings
 from tests.sim.watched import Process, Watched
 from tests.world.clocks import MS, Host, S
-from tests.world.protocol_1 import spoken
 
 TURN: Final = S // 4
 _SAMPLE: Final = S // 2
 _PING: Final = S
 _NEWS: Final = 60 * S
 _REFUSALS: Final = 2
-_OLD: Final = 0.25
-"""Share of agents of an earlier release, which speak protocol 1."""
 
 _T = TypeVar("_T")
 
@@ -86,7 +83,7 @@ class SimAgent:
         self.limits = limits
         self.session = f"{dice.getrandbits(64):016x}"
         self.dictionary = Dictionary()
-        self.outbox = Outbox(limits.outbox_rows, 1 << 40)
+        self.outbox = Outbox(limits.outbox_rows * ROW_BYTES)
         self.current = CurrentState(self.dictionary.attempt_of)
         self.samples = Samples(limits.memory_bytes, self.dictionary.series_number)
         self.stats = Counters()
@@ -102,7 +99,7 @@ class SimAgent:
         self.around = around
         # Frozen lives depend on what is drawn: what was not drawn then has its own dice.
         self._reads = self._own_dice = random.Random(f"clock/{self.session}")
-        self.protocol = 1 if self._own_dice.random() < _OLD else 2
+        self._own_dice.random()
         self.time = NodeTime(
             self.stats, lambda: read_clocks(host, kernel.now, self._reads), self.raw_ns
         )
@@ -138,14 +135,10 @@ class SimAgent:
     def raw_at(self, at: int) -> NodeRawNs:
         return NodeRawNs(self._host.raw(at))
 
-    def node_ns(self) -> int:
-        """Now, as the agent's protocol has it."""
-        return self.wall_ns() if self.protocol == 1 else self.raw_ns()
-
     @property
     def mood(self) -> str:
-        """How it answers, see `tests.sim.answers`; ``old``: it knows nothing of waits."""
-        return self._answers.mood if self._answers.knows_waits else "old"
+        """How it answers, see `tests.sim.answers`."""
+        return self._answers.mood
 
     @property
     def is_welcome(self) -> bool:
@@ -199,8 +192,8 @@ class SimAgent:
             self.samples.add(begin, begin + MS, readings)
 
     def _look(self) -> None:
-        """Read the clocks. After a step, agents of protocol 1 ping immediately; so do the others
-        here, because what is drawn in frozen lives depends on every message."""
+        """Read the clocks. After a step the agent pings immediately, which is not what production
+        does: what is drawn in frozen lives depends on every message."""
         self._drawing_as_ever(self.clock.look)
         steps, self._steps = self._steps, self.stats.clock_steps
         conn = self.conn
@@ -233,17 +226,7 @@ class SimAgent:
             return
         clocks = self.wall_ns(), self.raw_ns()
         hello = Hello(PROTOCOL, "simulated", self.node, self._boot_id, self.session, *clocks)
-        self.conn.up.send(self._encoded(hello))
-
-    def _encoded(self, event: AgentEvent) -> bytes:
-        if self.protocol == 1:
-            event = spoken(event, self._shown, self.wall_ns() - self.raw_ns())
-        return encode_agent(event)
-
-    def _shown(self, raw_ns: int) -> int:
-        """What the wall clock showed at this time of the raw one, which never changes its rate."""
-        started, ppb = self._host.raw(0), self._host.raw.ppb
-        return self._host.real((raw_ns - started) * S // (S + ppb))
+        self.conn.up.send(encode_agent(hello))
 
     def lost(self) -> None:
         """The agent notices that its stream has ended."""
@@ -297,7 +280,7 @@ class SimAgent:
         if self.conn is not None and self._welcome:
             of = f"answer/{self.session}/{part.rank_index}/{part.part}"
             for event in self.dispatch.translate(part):
-                self.conn.up.send(self._encoded(event), of)
+                self.conn.up.send(encode_agent(event), of)
 
     def settle(self) -> None:
         """The jobs have done all that they do until now."""
@@ -335,7 +318,7 @@ class SimAgent:
             due = self.kernel.now - self._round_at >= round_ns
             events = self.dispatch.next(watermarks_due=due)
             for event in events:
-                conn.up.send(self._encoded(self._stamped(event)))
+                conn.up.send(encode_agent(self._stamped(event)))
             if not events:
                 if due:
                     self._round_at = self.kernel.now
@@ -354,7 +337,7 @@ class SimAgent:
         if self.conn is not None and self._welcome:
             self._round_at = -S
             self.pump()
-            self.conn.up.send(self._encoded(Goodbye("the agent stops")))
+            self.conn.up.send(encode_agent(Goodbye("the agent stops")))
         self.is_stopped = True
 
     # -- pings ---------------------------------------------------------------------------------

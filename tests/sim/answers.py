@@ -54,8 +54,6 @@ MOODS: Final = {
 _WEIGHTS: Final = (10, 3, 2, 1)
 _METERED: Final = 0.3
 """Share of stacks for which the agent measures processor time for a second."""
-_OLDEST: Final = 0.5
-"""Share of agents of protocol 1 that know nothing of waits."""
 
 
 class Answers:
@@ -63,7 +61,6 @@ class Answers:
         self._agent = agent
         dice = random.Random(f"answers/{agent.session}")
         self.mood = dice.choices(list(MOODS), _WEIGHTS)[0]
-        self.knows_waits = agent.protocol > 1 or dice.random() >= _OLDEST
         self._inspection = Inspection(agent, self._holder)
         self._false = Falsified(agent.session) if agent.around.mutates else None
 
@@ -77,9 +74,9 @@ class Answers:
                 continue
             one = _One(request, watched.number, agent.conn)
             process = watched.process
-            if request.waits and self.knows_waits:
+            if request.waits:
                 self._answer_waits(one, process)
-            if request.ras and agent.protocol > 1:
+            if request.ras:
                 self._answer_ras(one, process)
             if request.dump:
                 self._answer_dump(one, process)

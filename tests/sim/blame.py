@@ -23,7 +23,7 @@ _NEVER_SURE: Final = frozenset(
 """Nothing proves for which rank the others wait, or there is no cause."""
 _ANSWER: Final = ("good", "slow")
 """Moods of agents that answer, soon or late."""
-_MOODS: Final = ("good", "slow", "lossy", "refuses", "old", "gone")
+_MOODS: Final = ("good", "slow", "lossy", "refuses", "gone")
 """From the best to the worst."""
 _HANGS: Final = frozenset({Kind.STALL, Kind.ORDER})
 _ASKED: Final = 8

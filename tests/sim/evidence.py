@@ -158,9 +158,7 @@ class Evidence:
         if attempt is None or still != [injected] or injected.began is None:
             return False
         for agent in (self._world.nodes[node].agent for node in nodes):
-            if agent is None or not agent.is_welcome:
-                return False
-            if (agent.protocol, agent.mood) != (2, "good"):
+            if agent is None or not agent.is_welcome or agent.mood != "good":
                 return False
         groups = attempt.tables.groups
         highest_ns = int(groups.threshold_ns[: groups.count].max())

@@ -340,8 +340,7 @@ async def _garbage(of: _Attacker) -> AsyncIterator[None]:
         key = AttemptKey(of.job(), 0)
         agent.send(Declare(attempts=(AttemptDecl(0, key, 0),), ranks=of.ranks(2)))
         for _ in range(of.dice.randrange(1, 8)):
-            raw = agent.raw()
-            agent.send(of.dice.choice(_LIES)(of.dice, raw, raw))
+            agent.send(of.dice.choice(_LIES)(of.dice, agent.raw()))
         yield
 
 

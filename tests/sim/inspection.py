@@ -73,7 +73,7 @@ class Inspection:
         if lease.until < now or not rank.alive or agent.is_stopped:
             del self._leases[process.info.pid]
             return
-        place, ran_ns, now_ns = place_of(rank), rank.thread.ran_ns(now), agent.node_ns()
+        place, ran_ns, now_ns = place_of(rank), rank.thread.ran_ns(now), agent.raw_ns()
         wait = (Sys.EXITS if rank.stopped else place.sys, place.path, rank.stopped)
         is_busy = lease.samples > 0 and (ran_ns - lease.ran_ns) * 2 >= now - lease.at
         lease.busy_since_ns = (lease.busy_since_ns or now_ns) if is_busy else 0
@@ -82,7 +82,7 @@ class Inspection:
         lease.since_ns = lease.since_ns if is_same else now_ns
         lease.wait, lease.ran_ns, lease.at = wait, ran_ns, now
         report = self._report(process, place, lease)
-        lease.report = replace(report, as_of_ns=NodeRawNs(now_ns))
+        lease.report = replace(report, as_of_ns=now_ns)
         lease.taken += 1
         every = _NEW if lease.taken < ENOUGH else _EVERY
         agent.kernel.after(every, lambda: self._sample(process))

@@ -20,25 +20,23 @@ from tests.world.messages import entry_columns, watermarks
 if TYPE_CHECKING:
     from tests.sim.world import World
 
-_Lie: TypeAlias = Callable[[random.Random, int, int], bytes]
-"""Dice, the node's time as the agent's protocol has it, and the raw clock if the agent must send
-it, to a message."""
+_Lie: TypeAlias = Callable[[random.Random, int], bytes]
+"""Dice and the node's time to a message."""
 
 
 def lie(world: World, number: int, dice: random.Random) -> None:
     """The agent of a node sends a few false messages among its true ones."""
     agent = world.nodes[number].agent
-    raw_ns = agent.raw_ns() if agent is not None and agent.protocol > 1 else 0
     for _ in range(dice.randrange(1, 5)):
         if agent is not None and agent.conn is not None:
-            agent.conn.up.send(dice.choice(_LIES)(dice, agent.node_ns(), raw_ns))
+            agent.conn.up.send(dice.choice(_LIES)(dice, agent.raw_ns()))
 
 
-def _garbage(dice: random.Random, node_ns: int, raw_ns: int) -> bytes:
+def _garbage(dice: random.Random, node_ns: int) -> bytes:
     return dice.randbytes(dice.randrange(1, 200))
 
 
-def _entries(dice: random.Random, node_ns: int, raw_ns: int) -> bytes:
+def _entries(dice: random.Random, node_ns: int) -> bytes:
     """Rows of ranks and groups that no agent declared, or with earlier revisions."""
     rows = dice.randrange(1, 20)
     # Frozen lives depend on the order in which these are drawn.
@@ -58,7 +56,7 @@ def _entries(dice: random.Random, node_ns: int, raw_ns: int) -> bytes:
     )
 
 
-def _marks(dice: random.Random, node_ns: int, raw_ns: int) -> bytes:
+def _marks(dice: random.Random, node_ns: int) -> bytes:
     """The rank has long been waiting, far ahead of all ranks, in the future. (A false wait in the
     next collective of all ranks looks like the truth, so it is not among these messages.)"""
     far = dice.choice((100, 1 << 40))
@@ -70,18 +68,18 @@ def _marks(dice: random.Random, node_ns: int, raw_ns: int) -> bytes:
         seen=[0],
         as_of=node_ns + dice.choice((0, 3600 * S)),
         sent=node_ns + dice.choice((0, 3600 * S)),
-        raw=raw_ns,
+        raw=node_ns,
     )
     return encode_agent(false_watermarks)
 
 
-def _status(dice: random.Random, node_ns: int, raw_ns: int) -> bytes:
+def _status(dice: random.Random, node_ns: int) -> bytes:
     state = dice.choice((RankState.EXITED, RankState.SILENT, RankState.FINISHED))
     status = RankStatus(0, state, NodeNs(node_ns), "a lie", dice.choice((0, 1 << 30)))
     return encode_agent(Statuses((status,)))
 
 
-def _memory(dice: random.Random, node_ns: int, raw_ns: int) -> bytes:
+def _memory(dice: random.Random, node_ns: int) -> bytes:
     return encode_agent(
         MemoryColumns(
             series=np.array([dice.choice((0, 1 << 20))], np.uint32),

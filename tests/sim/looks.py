@@ -1,5 +1,5 @@
 """What the tap of a rank shows of its main thread while counters rest: the production's reading of
-it, in simulated time. An agent of an earlier release reads nothing of it.
+it, in simulated time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Looks:
         """The tap has read the counters."""
         agent, is_still = self._agent, counters == self._counters
         self._counters = counters
-        if not is_still or not agent.around.hidden or agent.protocol == 1:
+        if not is_still or not agent.around.hidden:
             self.stage = self._looks = None
             return
         self._looks = self._looks or looks.Looks(agent.time.until)

@@ -18,7 +18,6 @@ from tests.sim.world import World
 from tests.world.clocks import S
 
 SEED: Final = 3
-"""Of a world in which all agents speak protocol 2."""
 FAULT: Final = 12 * S
 END: Final = 38 * S
 _TROUBLE: Final = 8 * S
@@ -44,8 +43,6 @@ def recorded(plan: JobPlan, fault: Fault, troubles: Sequence[Trouble] = ()) -> l
             world.settle()
             world.runs[-1].job.inject(fault)
             world.kernel.run(END)
-            sessions = [agent for node in world.nodes for agent in node.sessions]
-            assert all(agent.protocol == 2 for agent in sessions)  # 1 dates no P2P ops, no statuses
             world.end()
         finally:
             world.close()

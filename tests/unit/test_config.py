@@ -11,6 +11,7 @@ import pytest
 from frd import config
 from frd.engine.policy import Policy
 from frd.errors import ConfigError
+from frd_agent import config as agent_config
 
 
 @pytest.fixture(autouse=True)
@@ -37,13 +38,13 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
 ) -> None:
     """Each source sets one key more than the source above it, and every key takes the highest."""
     file = written(
-        tmp_path, "[policy]\nstall_after_s = 20\nclose_after_s = 20\nmismatch_grace_s = 20\n"
+        tmp_path, "[policy]\nstall_after_s = 20\nclose_after_s = 20\nlost_after_s = 20\n"
     )
     monkeypatch.setenv("FRD_POLICY__STALL_AFTER_S", "30")
     monkeypatch.setenv("FRD_POLICY__CLOSE_AFTER_S", "30")
     policy = config.load(file, {"policy.stall_after_s": 40.0, "grpc": None}).policy
-    assert (policy.stall_after_s, policy.close_after_s, policy.mismatch_grace_s) == (40, 30, 20)
-    assert policy.loss_grace_s == Policy().loss_grace_s
+    assert (policy.stall_after_s, policy.close_after_s, policy.lost_after_s) == (40, 30, 20)
+    assert policy.failed_for_s == Policy().failed_for_s
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,10 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
         ("[policy]\nstall_after_s = 0.5", "policy.stall_after_s: 0.5: must be greater than or eq"),
         ("[policy]\nstall_after_s = 'soon'", "policy.stall_after_s: 'soon': must be a valid num"),
         ("[policy]\nstall_after_s = inf", "policy.stall_after_s: inf: must be a finite number"),
-        ("[policy]\nloss_grace_s = 0", "policy.loss_grace_s: 0: must be greater than 0"),
+        ("[policy]\nlost_after_s = 0", "policy.lost_after_s: 0: must be greater than 0"),
+        ("[policy]\nmax_pairs = 3", "policy.max_pairs: removed: delete this line"),
+        ("[policy]\nmemory_link_s = 3", "policy.memory_link_s: removed: delete this line"),
+        ("[cluster]\ndurable = true", "cluster.durable: removed: delete this line"),
         ("[policy]\nstall_after_max_s = 5", "policy.stall_after_s: 10: must not exceed policy.st"),
         ("[store]\ndump_count = -1", "store.dump_count: -1: must be greater than or equal to 0"),
         ("grpc = '9373'", "grpc: '9373': write HOST:PORT"),
@@ -103,6 +107,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
     ("variable", "message"),
     [
         ("FRD_POLICY__STALL_AFTR_S", "policy.stall_aftr_s: unknown key: did you mean policy.stal"),
+        ("FRD_POLICY__MAX_PAIRS", "policy.max_pairs: removed: delete this line .environment: FRD"),
         ("FRD_POLICI__STALL_AFTER_S", "polici.stall_after_s: unknown key: did you mean policy.st"),
         ("FRD_EXPECTED_AGENTS__JOB", "expected_agents: FRD_EXPECTED_AGENTS__JOB: case is lost"),
         ("FRD_EXPECTED_AGENTS", "environment: .*expected_agents.*: write the value as JSON"),
@@ -115,6 +120,25 @@ def test_a_mistake_in_the_environment_is_reported_too(
     monkeypatch.setenv(variable, "{3")
     with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
         config.load()
+
+
+def test_keys_of_the_agent_that_were_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its file and in its environment."""
+    with pytest.raises(ConfigError, match=r"^ring_fill: removed: delete this line$"):
+        agent_config.load(written(tmp_path, "ring_fill = 0.5"))
+    monkeypatch.setenv("FRD_AGENT_OUTBOX_ROWS", "5000")
+    with pytest.raises(ConfigError, match=r"^outbox_rows: removed: delete this line \(environment"):
+        agent_config.load()
+
+
+def test_constants_are_shown_nowhere() -> None:
+    """The engine still has a field of the name; no text and no schema shows it."""
+    there = config.load()
+    assert hasattr(there.policy, "memory_link_s")
+    assert "memory_link_s" not in config.as_toml(there)
+    assert "memory_link_s" not in config.json_schema()["$defs"]["Policy"]["properties"]
 
 
 def test_variables_that_are_not_configuration_are_left_alone(

@@ -19,7 +19,7 @@ from frd.model import (
     RankStatus,
     SeriesInfo,
 )
-from frd.rpc import MIN_PING_MS, SERVER_OPTIONS, Context, collector, job_of
+from frd.rpc import SERVER_OPTIONS, Context, collector, job_of
 from frd.wire.clock import ClockEvent, Ping, decode_clock, encode_pong
 from frd.wire.decode import Decoder
 from frd.wire.encode import encode_service
@@ -80,9 +80,7 @@ class Collector:
             event = decoder.decode(data)
             if isinstance(event, Hello):
                 self.ranks, self.series = [], []
-                welcome = Welcome(
-                    PROTOCOL, "test", f"{id(self)}", 1 << 24, keepalive_ms=MIN_PING_MS
-                )
+                welcome = Welcome(PROTOCOL, "test", f"{id(self)}", 1 << 24)
                 await context.write(encode_service(welcome))
             if isinstance(event, EntryColumns) and self.refuse:
                 self.refuse -= 1

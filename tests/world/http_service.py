@@ -19,6 +19,7 @@ FINDING = {
     "closed_at": None,
     "suspects": [],
     "victims": [0, 1],
+    "headline": "it hangs",
     "summary": "it hangs",
     "dump": "20261120-1",
 }
@@ -133,14 +134,20 @@ def answer(*findings: Any, watching: Any = WATCHING, **others: Any) -> dict[str,
         "at": at,
         "findings": list(findings),
         "watching": watching,
+        "warnings": [],
         **others,
     }
+
+
+def jobs_answer(*jobs: Any) -> dict[str, Any]:
+    """As `/api/v1/jobs` gives it."""
+    return {"api_version": 1, "jobs": list(jobs), "watching": WATCHING, "warnings": []}
 
 
 def says_status(service: Service, *ended: Any, findings: Any = (FINDING,)) -> None:
     """One job that runs, and those that ended."""
     jobs = [LINE, *ended]
-    service.says("/api/v1/jobs", {"api_version": 1, "jobs": jobs, "watching": WATCHING})
+    service.says("/api/v1/jobs", jobs_answer(*jobs))
     service.says("/api/v1/jobs/a%2Fb", JOB)
     for query in ("state=open", "job=a%2Fb&state=open"):
         service.says(f"/api/v1/findings?{query}", answer(*findings))

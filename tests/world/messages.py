@@ -75,7 +75,7 @@ def watermarks(
     raw: int = 0,
 ) -> Watermarks:
     """Where the ranks of these stream indexes stand; `seen` are known up to `as_of`. `raw` is the
-    node's raw clock when it was sent, which only agents of protocol 1 may omit."""
+    node's raw clock when it was sent, if that is not `sent`."""
     rows = len(rank)
     columns = WatermarkColumns(
         rank=column(rank, rows, np.uint32),
@@ -87,7 +87,7 @@ def watermarks(
         seen_rank=np.array(seen, np.uint32),
         as_of_ns=column(as_of, len(seen)),
     )
-    return Watermarks(attempt, columns, NodeNs(sent), NodeRawNs(raw) if raw else None)
+    return Watermarks(attempt, columns, NodeNs(sent), NodeRawNs(raw or sent))
 
 
 def p2p_ops(rank: int, *rows: tuple[int, int, bool, int, int]) -> ChannelColumns:
@@ -100,6 +100,9 @@ def p2p_ops(rank: int, *rows: tuple[int, int, bool, int, int]) -> ChannelColumns
         is_send=is_send.astype(np.uint8),
         in_flight=in_flight.astype(np.uint32),
         head_created_ns=since,
+        signature=column(0, len(since), np.uint32),
+        batch=column(0, len(since), np.uint32),
+        posted=column(-1, len(since)),
     )
 
 

@@ -4,15 +4,14 @@ immediately or late, or redirect it."""
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from frd.rpc import MIN_PING_MS, SERVER_OPTIONS, Context, collector, job_of
+from frd.rpc import SERVER_OPTIONS, Context, collector, job_of
 from frd.wire.decode import Decoder
 from frd.wire.encode import encode_service
 from frd.wire.messages import PROTOCOL, AgentEvent, Hello, Redirect, ServiceEvent, Welcome
@@ -27,8 +26,6 @@ class Replica:
         self.redirect_to = redirect_to
         self.owners: dict[str, str] = {}
         self.following = following
-        self.keepalives: Iterator[int] = itertools.repeat(MIN_PING_MS)
-        """`Welcome.keepalive_ms` of each stream."""
         self.welcome_after_s = 0.0
         self.aborts = ""
         """Why it ends streams instead of a welcome."""
@@ -74,9 +71,7 @@ class Replica:
             if self.aborts:
                 await context.abort(grpc.StatusCode.ABORTED, self.aborts)
             await asyncio.sleep(self.welcome_after_s)
-            welcome = Welcome(
-                *(PROTOCOL, "test", str(id(self)), 1 << 24), self.following, next(self.keepalives)
-            )
+            welcome = Welcome(PROTOCOL, "test", str(id(self)), 1 << 24, self.following)
             await context.write(encode_service(welcome))
             self.open.append(context)
             self.welcomed.append(job)

@@ -111,7 +111,7 @@ def shared() -> RankContext:
     dictionary, stats = Dictionary(), Counters()
     reports = Reports(
         job="j",
-        outbox=Outbox(1000, 100_000),
+        outbox=Outbox(100_000),
         current=CurrentState(dictionary.attempt_of),
         samples=Samples(1, dictionary.series_number),
         wake=lambda: None,

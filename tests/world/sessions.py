@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 from frd.engine.engine import Engine
 from frd.engine.policy import Policy
@@ -29,6 +28,7 @@ from frd.service.ingest.shared import Shared
 from frd.service.ingest.streams import Streams
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (
+    PROTOCOL,
     AgentEvent,
     AttemptDecl,
     Declare,
@@ -95,10 +95,8 @@ class Stream:
     def __init__(self, service: Service, session: Session, name: str, pid: int) -> None:
         self.service = service
         self.session = session
-        self.ahead = 0
-        """Of the wall clock, since it was set."""
         infos = [RankInfo(rank, 4, "n", "boot", pid + rank) for rank in (0, 3)]
-        self.send(Hello(1, "0", "n", "boot", name, self.node_now()))
+        self.send(Hello(PROTOCOL, "0", "n", "boot", name, NodeNs(NOW), self.node_now()))
         self.send(
             Declare(
                 attempts=(AttemptDecl(0, KEY, 4),),
@@ -109,15 +107,12 @@ class Stream:
         )
         self.send(Statuses(tuple(RankStatus(i, RankState.LIVE, self.node_now()) for i in (0, 1))))
 
-    def node_now(self) -> NodeNs:
-        return NodeNs(self.service.now - OFFSET + self.ahead)
+    def node_now(self) -> NodeRawNs:
+        return NodeRawNs(self.service.now - OFFSET)
 
-    def node_raw(self) -> NodeRawNs:
-        return NodeRawNs(self.service.now - NOW + 77 * S)
-
-    def ago(self, seconds: float) -> NodeNs:
+    def ago(self, seconds: float) -> NodeRawNs:
         """A time of the node's clock."""
-        return NodeNs(self.node_now() - round(seconds * S))
+        return NodeRawNs(self.node_now() - round(seconds * S))
 
     def send(self, event: AgentEvent) -> None:
         self.session.receive(encode_agent(event), AlignedNs(self.service.now))
@@ -127,18 +122,16 @@ class Stream:
         self.service.shared.flush()
         return self.session.take_acks()
 
-    def watermarks(
-        self, enqueued: int, completed: int, since: NodeNs, index: int = 0, *, raw: bool = False
-    ) -> None:
-        """Of the rank of that stream index; `raw`: with a reading of both clocks."""
+    def watermarks(self, enqueued: int, completed: int, since: int, index: int = 0) -> None:
+        """Of the rank of that stream index."""
         now = self.node_now()
         marks = watermarks(
             [index], enqueued=enqueued, completed=completed, head=since,
             seen=[0, 1], as_of=now, sent=now,
         )  # fmt: skip
-        self.send(replace(marks, sent_raw_ns=self.node_raw()) if raw else marks)
+        self.send(marks)
 
-    def channel(self, since: NodeNs) -> None:
+    def channel(self, since: int) -> None:
         """The rank of stream index 0 sends to rank 1."""
         self.send(p2p_ops(0, (0, 1, True, 1, since)))
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from frd.engine.memory.rises import Attribution, Rise, RiseSuspect
 from frd.engine.views import (
     AttemptView,
+    Attribution,
     GroupColumns,
     GroupView,
     Histogram,
     RankColumns,
     RankView,
+    Rise,
+    RiseSuspect,
 )
 from frd.model import (
     AlignedNs,
@@ -132,6 +134,9 @@ def node_view(
     boot: str = "",
 ) -> NodeView:
     """`behind_ns`: by how much its wall clock is behind the service's."""
-    clock = AgentClock("", guess(NodeNs(NOW - behind_ns), NOW, is_wall=True), RealTime()).view(NOW)
+    clock = AgentClock("", guess(NOW - behind_ns, NOW), RealTime())
+    clock.wall.read([NOW - behind_ns], [NOW - behind_ns], [0])
     heard = AlignedNs(NOW - round(heard_s * SECOND))
-    return NodeView(name, boot or f"boot-{name}", connected, reporting, heard, clock, ranks)
+    return NodeView(
+        name, boot or f"boot-{name}", connected, reporting, heard, clock.view(NOW), ranks
+    )

@@ -21,9 +21,9 @@ from frd.wire.messages import MemoryEvents
 from frd_agent.memory.table import Layout, Table
 from frd_agent.memory.target import NO_SAMPLE, Reading
 
-_UNSURE_NS: Final = 40_000_000_000
+_UNSURE_NS: Final = 10_000_000_000
 """A broken stream may have lost this much: writes succeed until keepalive notices the break, after
-7 s, or after 40 s if the service is of an earlier release."""
+7 s."""
 _MESSAGE_VALUES: Final = 32_768
 """Of one message: 256 KiB."""
 _MAX_EVENTS: Final = 1_024

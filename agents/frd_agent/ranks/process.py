@@ -25,17 +25,15 @@ import time
 from dataclasses import dataclass
 from enum import Enum
 
-from frd.model import NodeNs, NodeRawNs
+from frd.model import NodeRawNs
 from frd_agent.node_time import raw_now
-from frd_agent.proc import Stat, Vital, is_of, peer_of, read_same, read_stat, started_at
+from frd_agent.proc import Stat, Vital, is_of, peer_of, read_same, read_stat
 from frd_agent.recorder import room
 
 HIDDEN = (
     "its process is in another pid namespace: set shareProcessNamespace in the pod, or hostPID for "
     "an agent of the whole node"
 )
-_START_SLACK_NS = 5_000_000_000
-"""The wall clock may have been stepped a little between the start of a process and now."""
 _STATUS_PATIENCE_S = 1.0
 """Time for the parent to reap a zombie whose status only the pidfd will have."""
 
@@ -84,14 +82,11 @@ class Process:
         """/proc has its exit status."""
 
     @classmethod
-    def pin(
-        cls, pid: int, not_after_ns: NodeNs | None = None, start_ticks: int = 0
-    ) -> Process | None:
+    def pin(cls, pid: int, start_ticks: int = 0) -> Process | None:
         """The process with this number; None when it is gone.
 
-        `not_after_ns`: a time at which the process is known to have run already; a process that
-        started later has merely inherited the number. None trusts the number. `start_ticks`: when
-        it started, if that is known.
+        `start_ticks`: when it started; a process that started at another time has merely inherited
+        the number. 0 trusts the number.
 
         Raises:
             OSError: as `read_stat`.
@@ -105,8 +100,6 @@ class Process:
             if stat is None or stat.vital is Vital.GONE:
                 return None
             if start_ticks not in (0, stat.start_ticks):
-                return None
-            if not_after_ns is not None and started_at(stat) > not_after_ns + _START_SLACK_NS:
                 return None
             opened.pop_all()
             return cls(pid, stat, pidfd)

@@ -136,9 +136,10 @@ def _find(identity: TapIdentity, peer: int | Listener) -> Process | None:
         found = Process.pin(peer, start_ticks=start)
         if found is None and has_tap(peer):
             found = Process.pin(peer)
-    elif start and (identity.exit is None or identity.pid_namespace == tap.pid_namespace()):
-        if pid := number_here(identity.pid, start, identity.pid_namespace):
-            found = Process.pin(pid, start_ticks=start)
-    elif not start and has_tap(identity.pid):  # a tap of an earlier release
-        found = Process.pin(identity.pid, identity.started_at_ns)
+    elif (
+        start
+        and (identity.exit is None or identity.pid_namespace == tap.pid_namespace())
+        and (pid := number_here(identity.pid, start, identity.pid_namespace))
+    ):
+        found = Process.pin(pid, start_ticks=start)
     return found

@@ -83,8 +83,7 @@ class ExitRecord(msgspec.Struct, frozen=True):
 class TapGroup(msgspec.Struct, frozen=True):
     name: _Text
     ranks: tuple[_UInt, ...]
-    """Global ranks, ascending; empty if the group has members of other jobs. Older taps list group
-    ranks then, also beyond the world."""
+    """Global ranks, ascending; empty if the group has members of other jobs."""
     desc: _Text = ""
     backend: _Text = ""
     """Several are separated by commas."""
@@ -124,7 +123,7 @@ class TapIdentity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     dumps: str | None = None
     """Name of the file of dumps, of recorders that no worker server gives."""
     kept: Annotated[tuple[_UInt, ...], msgspec.Meta(max_length=64)] | None = None
-    """Numbers of the recorders that its torch has; None of an older tap."""
+    """Numbers of the recorders that its torch has; None: unknown."""
     ring: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 2_000
     """Most entries of each recorder."""
     off: _Text = ""

@@ -24,7 +24,7 @@ from frd.model import (
     UInt32s,
     WatermarkColumns,
 )
-from frd.wire.columns import CHANNEL_CALLS, CHANNEL_COLUMNS
+from frd.wire.columns import CHANNEL_COLUMNS
 from frd.wire.messages import Leaving, Statuses, Unreadable, Watermarks
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rank_progress import RankProgress
@@ -37,7 +37,6 @@ _ROWS_A_MESSAGE: Final = 16_384
 """Of watermarks: 640 KiB."""
 _CHANNELS_A_RANK: Final = 24_000
 """870 KiB. More would need as many P2P ops in the recorder's ring."""
-_COLUMNS: Final = CHANNEL_COLUMNS + CHANNEL_CALLS
 _SLOW_NS: Final = 1_000_000_000
 _LONG_KNOWN_NS: Final = 60_000_000_000
 
@@ -202,7 +201,7 @@ class CurrentState:
                     seen.append(rank)
         pairs = pairs[:_ROWS_A_MESSAGE]
         columns = self._columns(self._watermarks.take(pairs), self._as_of.take(seen))
-        return Watermarks(attempt, columns, NodeNs(0))
+        return Watermarks(attempt, columns, NodeNs(0), NodeRawNs(0))
 
     def next_phases(self) -> Statuses | None:
         ranks = self._phases.take(islice(self._phases.unsent, _PHASES_A_MESSAGE))
@@ -257,12 +256,12 @@ class CurrentState:
 
 def _oldest(channels: ChannelColumns, count: int) -> ChannelColumns:
     keep = np.argsort(channels.head_created_ns, kind="stable")[:count]
-    columns: dict[str, Any] = {c.name: getattr(channels, c.name)[keep] for c in _COLUMNS}
+    columns: dict[str, Any] = {c.name: getattr(channels, c.name)[keep] for c in CHANNEL_COLUMNS}
     return replace(channels, **columns)
 
 
 def _same(one: ChannelColumns, other: ChannelColumns) -> bool:
     return all(
         np.array_equal(getattr(one, column.name), getattr(other, column.name))
-        for column in _COLUMNS
+        for column in CHANNEL_COLUMNS
     )

@@ -22,7 +22,6 @@ from frd.credentials import read_credential, read_token
 from frd.errors import ConfigError, ServiceUnavailable
 from frd.rpc import (
     CHANNEL_OPTIONS,
-    SLOW_CHANNEL_OPTIONS,
     StreamCall,
     job_metadata,
     open_clock,
@@ -122,12 +121,8 @@ class Endpoint:
             )
 
     @asynccontextmanager
-    async def connect(
-        self, target: Target, job: str | None, *, quick: bool = True
-    ) -> AsyncIterator[Connection]:
-        """`quick`: with the keepalive of this release, which a service of an earlier release does
-        not permit.
-
+    async def connect(self, target: Target, job: str | None) -> AsyncIterator[Connection]:
+        """
         Raises:
             ConfigError: a file cannot be read, or has no token.
         """
@@ -135,7 +130,7 @@ class Endpoint:
         if self.token_file is not None:
             token = read_token("token_file", self.token_file)
             metadata = (("authorization", f"Bearer {token}"), *metadata)
-        options = [*(CHANNEL_OPTIONS if quick else SLOW_CHANNEL_OPTIONS), *_OPTIONS]
+        options = [*CHANNEL_OPTIONS, *_OPTIONS]
         async with self._channel(target, options) as channel:
             yield Connection(channel, metadata)
 

@@ -38,7 +38,7 @@ class _Queue:
 
 
 class Outbox:
-    def __init__(self, max_rows: int, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self._max_rows = 1
         self._queues: dict[int, _Queue] = {}
         self._order: deque[tuple[int, int]] = deque()
@@ -50,15 +50,15 @@ class Outbox:
         self.dropped_total = 0
         """Rows of all ranks ever that were dropped to stay within bounds, or were never sent before
         their rank was forgotten."""
-        self.limit(max_rows, max_bytes)
+        self.limit(max_bytes)
 
     @property
     def bytes(self) -> int:
         return self.rows * ROW_BYTES
 
-    def limit(self, max_rows: int, max_bytes: int) -> None:
-        """Other bounds; the oldest rows beyond them are dropped."""
-        self._max_rows = max(min(max_rows, max_bytes // ROW_BYTES), 1)
+    def limit(self, max_bytes: int) -> None:
+        """Another bound; the oldest rows beyond it are dropped."""
+        self._max_rows = max(max_bytes // ROW_BYTES, 1)
         self._make_room()
 
     def record(self, rows: EntryColumns) -> None:

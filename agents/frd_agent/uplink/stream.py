@@ -22,7 +22,7 @@ import grpc
 import grpc.aio
 
 from frd.errors import FrdError, ServiceUnavailable, WireError
-from frd.rpc import KEEPALIVE_MS, StreamCall
+from frd.rpc import StreamCall
 from frd.wire.decode import decode_service
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (
@@ -49,7 +49,6 @@ _HANDSHAKE_S: Final = 15.0
 """A replica that is about to take over the stream's job welcomes an agent up to 10 s late."""
 _CONNECT_S: Final = 5.0
 """The same without an answer of any kind, if there is another address to try."""
-_GOODBYE_S: Final = 1.0
 _LAST_READ_S: Final = 1.0
 _REFUSALS: Final = 2
 _REASONS_WITHOUT_ROWS: Final = ("version", "token", "job")
@@ -57,16 +56,8 @@ _REASONS_WITHOUT_ROWS: Final = ("version", "token", "job")
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Keepalive:
-    """What all streams of an agent know of the service's patience with pings."""
-
-    is_quick: bool = True
-    """The pings of this release are permitted; that is assumed until a welcome says otherwise."""
-
-
-class _Again(FrdError):
-    """The stream should begin again immediately, where the route leads now."""
+class _Elsewhere(FrdError):
+    """The service has redirected the stream, to the address in `str(error)`."""
 
 
 class _Planned(FrdError):
@@ -88,13 +79,10 @@ class Stream:
     """Adds the current time to an event immediately before it is sent."""
     side_task: Callable[[Connection], Coroutine[None, None, None]]
     """Runs on the connection of every stream after its welcome; cancelled when the stream ends."""
-    keepalive: Keepalive = field(default_factory=Keepalive)
     connected: bool = False
     """Welcomed, and not ended."""
     _route: Route = field(init=False)
     _at: Target | None = None
-    _was_tuned: bool = False
-    """The last stream ended for another keepalive. One does so in a row: releases may be mixed."""
     _backoff: Backoff = field(default_factory=Backoff)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _parts: asyncio.Queue[ResponsePart] = field(default_factory=lambda: asyncio.Queue(4))
@@ -121,7 +109,7 @@ class Stream:
             lasted_s = 0.0
             try:
                 await self._live()
-            except _Again:
+            except _Elsewhere:
                 continue
             except _Planned as error:
                 log.info("%s: %s", str(self), error)
@@ -136,7 +124,6 @@ class Stream:
                 self.connected = False
                 if lasted_s > PROVEN_S:
                     self._route.lasted()
-                    self._was_tuned = False
             delay_s = self._backoff.next_s(lasted_s, self._route.candidates)
             if not self._closing:
                 with contextlib.suppress(TimeoutError):
@@ -172,13 +159,12 @@ class Stream:
     async def _live(self) -> None:
         self._hang_up = False
         self._at = await self._route.next()
-        is_quick = self.keepalive.is_quick
-        async with self.service.connect(self._at, self.job, quick=is_quick) as connection:
+        async with self.service.connect(self._at, self.job) as connection:
             await self._connect(connection)
             call = connection.stream()
             side: asyncio.Task[None] | None = None
             try:
-                await self._handshake(call, is_quick)
+                await self._handshake(call)
                 side = asyncio.create_task(self.side_task(connection))
                 reader = asyncio.create_task(self._read(call))
                 writer = asyncio.create_task(self._write(call))
@@ -217,7 +203,7 @@ class Stream:
         except TimeoutError:
             raise ServiceUnavailable(f"no connection within {limit_s:g} s") from None
 
-    async def _handshake(self, call: StreamCall, is_quick: bool) -> None:
+    async def _handshake(self, call: StreamCall) -> None:
         try:
             async with asyncio.timeout(_HANDSHAKE_S):
                 await call.write(encode_agent(self.hello()))
@@ -230,7 +216,6 @@ class Stream:
             raise self._redirected(event)
         if not isinstance(event, Welcome):
             raise ServiceUnavailable(f"it began with {type(event).__name__} instead of a welcome")
-        await self._tune(call, event, is_quick)
         self._route.welcomed(event.next)
         knows_nothing = event.instance != self._instance
         self._instance = event.instance
@@ -244,29 +229,10 @@ class Stream:
         of_job = "" if self.job is None else f", job {self.job}"
         log.info("%s (%s): connected%s", str(self), event.service_version, of_job)
 
-    async def _tune(self, call: StreamCall, welcome: Welcome, is_quick: bool) -> None:
-        """Begin again if the connection has another keepalive than it should have.
-
-        Raises:
-            _Again: it has.
-        """
-        self.keepalive.is_quick = 0 < welcome.keepalive_ms <= KEEPALIVE_MS
-        if self.keepalive.is_quick == is_quick or self._was_tuned:
-            return
-        self._was_tuned = True
-        self._route.again()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_GOODBYE_S):
-                await call.write(encode_agent(Goodbye("connecting again, with another keepalive")))
-                await call.done_writing()
-                while isinstance(await call.read(), bytes):
-                    pass
-        raise _Again
-
-    def _redirected(self, redirect: Redirect) -> _Again:
+    def _redirected(self, redirect: Redirect) -> _Elsewhere:
         self._route.redirected(redirect.address)
         log.info("%s: redirects to %s: %s", str(self), redirect.address, redirect.reason)
-        return _Again(redirect.address)
+        return _Elsewhere(redirect.address)
 
     async def _next(self, call: StreamCall) -> ServiceEvent:
         data = await call.read()
@@ -332,8 +298,6 @@ class Stream:
             return ServiceUnavailable("the stream ended")
         if code is grpc.StatusCode.INVALID_ARGUMENT:  # overtook the Refusal of the same reason
             return self._refused(Refusal("status", details or "no reason given"))
-        if "too many pings" in details.lower():
-            self.keepalive.is_quick = False
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED) and details:
             return ServiceUnavailable(advice(details))
         if code is grpc.StatusCode.ABORTED and details:  # the service's own words

@@ -32,22 +32,15 @@ from frd_agent.uplink.endpoint import Endpoint
 from frd_agent.uplink.node_clock import Clock
 from frd_agent.uplink.outbox import Outbox
 from frd_agent.uplink.reports import Reports
-from frd_agent.uplink.stream import Keepalive, Stream
+from frd_agent.uplink.stream import Stream
 
 LINGER_S: Final = 900.0
 MAX_LINGERING: Final = 4
 """Streams of jobs without ranks: a node may run many short jobs one after the other."""
+_SAMPLE_BYTES: Final = 8 * 1024 * 1024
+"""Samples of memory that may wait for the service, of all jobs together."""
 _GOODBYE_S: Final = 5.0
 """Time limit for sending what is left at the end, if a service is connected."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What may wait for the service, of all jobs together."""
-
-    outbox_rows: int
-    outbox_bytes: int
-    memory_bytes: int
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +83,8 @@ class Uplink:
 @dataclass(slots=True, eq=False)
 class Uplinks:
     service: Endpoint
-    limits: Limits
+    outbox_bytes: int
+    """So many of transitions may wait for the service, of all jobs together."""
     dictionary: Dictionary
     stats: Counters
     time: NodeTime
@@ -99,7 +93,6 @@ class Uplinks:
     """Gives the open collectives of every rank of a job, JOINED flags set."""
     on_request: Callable[[Stream, Request], None]
     samples: NodeSamples = field(init=False)
-    _keepalive: Keepalive = field(default_factory=Keepalive)
     _jobs: dict[str, Uplink] = field(default_factory=dict)
     _idle: Uplink | None = None
     """The stream without a job."""
@@ -162,11 +155,11 @@ class Uplinks:
         return self.dictionary.attempts[attempt].key.job
 
     def _make(self, job: str | None) -> Uplink:
-        dictionary, limits, name = self.dictionary, self.limits, job or ""
-        outbox = Outbox(limits.outbox_rows, limits.outbox_bytes)
+        dictionary, name = self.dictionary, job or ""
+        outbox = Outbox(self.outbox_bytes)
         current = CurrentState(dictionary.attempt_of)
         self._say_leaving(name, current)
-        samples = Samples(limits.memory_bytes, dictionary.series_number)
+        samples = Samples(_SAMPLE_BYTES, dictionary.series_number)
         hello = self.hello()
         clock = Clock(ClockHello(hello.boot_id, hello.session), self.stats, self.time)
         dispatch = Dispatch(
@@ -184,17 +177,16 @@ class Uplinks:
             on_request=lambda request: self.on_request(stream, request),
             stamp=clock.stamp,
             side_task=clock.ping,
-            keepalive=self._keepalive,
         )
         reports = Reports(name, outbox, current, samples, stream.wake, lambda: stream.connected)
         return Uplink(reports, dispatch, stream, clock)
 
     def _share(self) -> None:
         """The bounds, among the jobs."""
-        count, limits = max(len(self._jobs), 1), self.limits
+        count = max(len(self._jobs), 1)
         for uplink in self._jobs.values():
-            uplink.reports.outbox.limit(limits.outbox_rows // count, limits.outbox_bytes // count)
-            uplink.reports.samples.limit(limits.memory_bytes // count)
+            uplink.reports.outbox.limit(self.outbox_bytes // count)
+            uplink.reports.samples.limit(_SAMPLE_BYTES // count)
         self.samples.use({job: uplink.reports.samples for job, uplink in self._jobs.items()})
 
     def _drop(self, job: str) -> None:

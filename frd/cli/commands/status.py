@@ -120,8 +120,7 @@ def _print_records(form: str, shown: dict[str, object], known: _Object) -> None:
     rows = [job_record(line) for line in known["jobs"]]
     new = [row for row in rows if live.is_news(shown, row[0], row[: JOB.index("heard")])]
     print_records(form, JOB, JOB_WIDE, new)
-    blind = known.get("watching", {}).get("blind")
-    if live.is_news(shown, "", (blind, silent_replicas(known))):
+    if live.is_news(shown, "", (known["watching"]["blind"], silent_replicas(known))):
         empty = [] if rows else [Text("no jobs: no rank has been seen yet")]
         print_notes([*empty, *last_lines(known)])
 

@@ -104,7 +104,7 @@ def _refuse_a_second(config: Config) -> None:
         what = f", {watching_text(answer['watching'])}"
     except ServiceUnavailable:
         return
-    except (FrdError, LookupError):  # it wants a token, or is older
+    except (FrdError, LookupError):  # it wants a token, or is another server
         what = ""
     raise FrdError(
         f"up: {config.http}: a service runs there already{what}: use it, stop it, or name other "

@@ -38,11 +38,10 @@ def finding_panel(
     is_open = finding["state"] == "open" or finding.get("goes_on")
     style = ("yellow" if finding.get("severity") == "warning" else "red") if is_open else "dim"
     title = [finding["kind"], finding["state"], finding.get("severity"), plain(finding["job"])]
-    headline, effect = finding.get("headline"), finding.get("effect", "")
     top = [
         Text(" · ".join(filter(None, title)), style=style),
-        Text(plain(headline or finding["summary"]), style=f"bold {style}" if is_open else "bold"),
-        *([Text(plain(effect))] if headline and effect else ()),
+        Text(plain(finding["headline"]), style=f"bold {style}" if is_open else "bold"),
+        *([Text(plain(effect))] if (effect := finding.get("effect")) else ()),
         *([Text(people, style="italic")] if (people := _people(finding, whole)) else ()),
         *_do_now(finding, is_live),
     ]
@@ -78,12 +77,12 @@ def close_text(finding: Mapping[str, Any]) -> str:
 
 def _facts(finding: Mapping[str, Any], whole: bool) -> Iterator[tuple[str, RenderableType]]:
     suspects = finding["suspects"]
-    known = " ".join((finding.get("headline") or finding["summary"], finding.get("effect", "")))
+    known = " ".join((finding["headline"], finding.get("effect", "")))
     for number, (who, alike) in enumerate(folded(suspects)):
         label = "suspects" if len(suspects) > 1 else "suspect"
         first, *_ = alike.values()
         shown = Text(plain(who), style="bold")
-        why = _meaning(first["reason"]) if whole or "headline" not in finding else first["reason"]
+        why = _meaning(first["reason"]) if whole else first["reason"]
         shown.append(f": {why}, {first['confidence']} confidence", "not bold")
         for of, suspect in alike.items():
             _append_suspect(shown, of, suspect, whole, known)

@@ -54,10 +54,9 @@ def finding_record(finding: Mapping[str, Any], now: datetime) -> Sequence[str]:
     nodes = ",".join(dict.fromkeys(suspect["node"] for suspect in suspects))
     age = duration_text((now - datetime.fromisoformat(finding["opened_at"])).total_seconds())
     state = "goes on" if finding.get("goes_on") else finding["state"]
-    headline = finding.get("headline") or finding["summary"]
     first = (finding["id"], finding["kind"], state, finding.get("severity", ""), age)
     said = (finding.get(key.replace(" ", "_"), "") for key in FINDING_WIDE[1:])
-    return (*first, finding["job"], ranks, headline, nodes, *said)
+    return (*first, finding["job"], ranks, finding["headline"], nodes, *said)
 
 
 def job_record(line: Mapping[str, Any]) -> Sequence[str]:

@@ -1,13 +1,13 @@
 """The last lines of `frd findings` and `frd status`: warnings, why frd is blind, what it watches.
 
-Draws the keys ``watching``, ``warnings`` and ``incomplete`` of the service's answer. An older
-service has none of them, and only a cluster has the last one; then there is no such line.
+Draws the keys ``watching``, ``warnings`` and ``incomplete`` of the service's answer. Only a cluster
+has the last one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from rich.text import Text
@@ -18,15 +18,13 @@ from frd.usage import plain
 
 def last_lines(answer: Mapping[str, Any]) -> Iterator[Text]:
     """Warnings, one line for each reason to be blind, and what is watched."""
-    for warning in answer.get("warnings", ()):
+    for warning in answer["warnings"]:
         yield Text(f"warning: {plain(warning['text'])}", style="yellow")
-    if (watching := answer.get("watching")) is not None:
-        for text in watching["blind"]:
-            yield Text(f"blind: {plain(text)}", style="bold yellow")
+    for text in answer["watching"]["blind"]:
+        yield Text(f"blind: {plain(text)}", style="bold yellow")
     if silent := silent_replicas(answer):
         yield Text(incomplete_text(silent), style="bold yellow")
-    if watching is not None:
-        yield Text(watching_text(watching), style="dim")
+    yield Text(watching_text(answer["watching"]), style="dim")
 
 
 def silent_replicas(answer: Mapping[str, Any]) -> Sequence[str]:
@@ -53,9 +51,8 @@ def watching_text(watching: Mapping[str, Any]) -> str:
 
 
 def service_time(answer: Mapping[str, Any]) -> datetime:
-    """Now, on the service's clock, as all of its times; an older service does not report it."""
-    at = answer.get("at")
-    return datetime.fromisoformat(at) if at else datetime.now(UTC)
+    """Now, on the service's clock, as all of its times."""
+    return datetime.fromisoformat(answer["at"])
 
 
 def age_text(age_s: float | None) -> str:

@@ -3,7 +3,7 @@
 Whether the servers sync every write to the disk (``sync_interval: always``) is no property of a
 stream and not visible to an ordinary account. The answer is in the servers' ``VARZ``, which the
 system account may export to the account of the replicas (docs/cluster.md). Without that the answer
-is *unknown*, which counts as no, unless ``durable`` in the configuration says otherwise.
+is *unknown*, which counts as no.
 """
 
 from __future__ import annotations
@@ -169,11 +169,11 @@ async def check_durable(connection: Connection, options: ClusterOptions) -> bool
             "records: set jetstream { sync_interval: always }"
         )
         return False
-    if len(configs) >= options.replicas or options.durable:
+    if len(configs) >= options.replicas:
         return True
     _log.warning(
-        "cluster.durable: unknown whether the NATS servers sync each write: set jetstream "
-        "{ sync_interval: always }, and export %s to frd's account or set cluster.durable",
+        "cluster.servers: unknown whether the NATS servers sync each write: set jetstream "
+        "{ sync_interval: always }, and export %s to frd's account",
         _VARZ,
     )
     return False

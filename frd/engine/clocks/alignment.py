@@ -40,11 +40,6 @@ class Alignment(NamedTuple):
     """Largest error at `at_ns`; meaningless while the clock is unsynchronized."""
     growth_ppm: float = GROWTH_PPM
     """How fast it grows with the distance from `at_ns` at first; see `growth_ns`."""
-    is_wall: bool = False
-    """`at_ns` is a time of the node's wall clock, of an agent that sends no raw times."""
-    reading: tuple[int, int, int] | None = None
-    """Raw time, wall time and slack of a reading of both clocks, of an agent that sends wall
-    times."""
 
     def uncertainty_ns(self, node_ns: int) -> int | None:
         """Largest error of this node time, aligned; None when nothing bounds it."""

@@ -89,10 +89,6 @@ class RealtimeTable(Generic[Raw, Real]):
     def last_raw(self) -> int:
         return self._raws[-1]
 
-    def last(self) -> tuple[int, int, int]:
-        """The newest reading: raw, how far real was ahead, slack."""
-        return self._raws[-1], self._aheads[-1], self._slacks[-1]
-
     def ahead(self, raw: int) -> tuple[int, int]:
         """real - raw at a raw time: estimate and half of the interval's width."""
         raws = self._raws

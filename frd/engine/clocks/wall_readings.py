@@ -1,5 +1,4 @@
-"""The wall clock of a node, as readings of it together with the raw clock show it: for people, and
-for agents that send wall times.
+"""The wall clock of a node, as readings of it together with the raw clock show it: for people.
 
 No decision rests on it. It says how far the node's wall clock is off and how often it was set.
 """
@@ -30,12 +29,9 @@ class WallReadings:
         self._table: RealtimeTable[NodeRawNs, NodeNs] = RealtimeTable(most=16)
 
     @property
-    def last(self) -> tuple[int, int, int] | None:
-        """The newest reading: raw time, wall time, slack."""
-        if not self._table:
-            return None
-        raw, ahead, slack = self._table.last()
-        return raw, raw + ahead, slack
+    def last_raw(self) -> int | None:
+        """When both clocks were read last."""
+        return self._table.last_raw if self._table else None
 
     def ahead(self, raw: int) -> tuple[int, int] | None:
         """How far the wall clock is ahead of the raw one, and the largest error of that."""

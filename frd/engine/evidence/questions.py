@@ -111,7 +111,7 @@ _LOST: Final = 40
 """The service gives an answer for each rank, but questions about a job may have to wait for their
 turn. After so many times the time for it, an answer is lost."""
 MUTE_S: Final = 9.9
-"""How long a rank is not inspected again that has not answered: agents before 0.2 never do."""
+"""How long a rank is not inspected again that has not answered."""
 _NO_STACKS: Final = frozenset({Kind.STRAGGLER, Kind.CLOCK_UNSYNCHRONIZED})
 """Kinds for which no rank is asked, because its present stack does not explain them."""
 _INSPECTED: Final = frozenset({Reason.CPU_STUCK, Reason.UNREACHABLE})

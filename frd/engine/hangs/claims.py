@@ -12,7 +12,7 @@ from frd.engine.findings.claim import Claim, ClaimStatus, anchor_of
 from frd.engine.hangs.attribution import manner_in_calls
 from frd.engine.hangs.diagnosis import NO_ENTRY, Diagnosis
 from frd.engine.losses.exits import Exit, Manner
-from frd.engine.losses.lost_ranks import STOP_TAKES_S, judged_after_s
+from frd.engine.losses.lost_ranks import JUDGED_AFTER_S, STOP_TAKES_S
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.model import (
@@ -47,7 +47,7 @@ def claim_of(
         kind=diagnosis.kind,
         about=f"{ref.group_id or 'call'}/{ref.seq if ref.seq >= 0 else ref.op}",
         anchors=frozenset({*stuck, anchor_of(ref)}),
-        status=status_of(snapshot.now, diagnosis.kind, diagnosis.suspects, policy, gone),
+        status=status_of(snapshot.now, diagnosis.kind, diagnosis.suspects, gone),
         since=diagnosis.since,
         reason=diagnosis.reason,
         collective=ref,
@@ -63,16 +63,17 @@ def claim_of(
 
 
 def status_of(
-    now: AlignedNs, kind: Kind, suspects: Sequence[Suspect], policy: Policy, gone: Sequence[Exit]
+    now: AlignedNs, kind: Kind, suspects: Sequence[Suspect], gone: Sequence[Exit]
 ) -> ClaimStatus:
     """A mismatch is certain. A claim that names a rank whose exit is still being judged opens
     nothing. Other claims are confirmed unless reports of different age could fake them."""
     if kind is Kind.MISMATCH:
         return ClaimStatus.CONFIRMED
-    judged_s, named = judged_after_s(policy), {suspect.rank for suspect in suspects}
+    named = {suspect.rank for suspect in suspects}
     if any(
         exited.rank in named
-        and (now - exited.at) / 1e9 <= (STOP_TAKES_S if exited.manner is Manner.ASKED else judged_s)
+        and (now - exited.at) / 1e9
+        <= (STOP_TAKES_S if exited.manner is Manner.ASKED else JUDGED_AFTER_S)
         for exited in gone
     ):
         return ClaimStatus.CONTINUING

@@ -27,6 +27,8 @@ from frd.model import AlignedNs, Kind, RankState
 
 _CONFIRM_S: Final = 1.5
 """How long a claim must last if reports of different age could fake it."""
+_MISMATCH_GRACE_NS: Final = 1_000_000_000
+"""How long to wait for all members' signatures before naming a minority."""
 _LOOK_AGAIN_NS: Final = 1_000_000_000
 """How often to look if nothing new was reported: telemetry becomes late, and claims last."""
 _PAUSE_NS_PER_RANK: Final = 25_000
@@ -83,7 +85,7 @@ def _ripe(snapshot: Snapshot, tick: Tick) -> list[Mismatch]:
         return []
     gone = snapshot.rank[snapshot.in_state(RankState.EXITED, RankState.FINISHED)].tolist()
     stuck = set(zip(tick.stalls.group.tolist(), tick.stalls.seq.tolist(), strict=True))
-    latest = tick.now - tick.policy.mismatch_grace_s * 1e9
+    latest = tick.now - _MISMATCH_GRACE_NS
     return [
         one
         for one in mismatches

@@ -49,9 +49,9 @@ _LACKS_A_NAME = re.compile(
     r"|for (?:send|recv) operation to complete|op\.preamble\.length"
     r"|Detected mismatch between collectives|SocketImpl\(|wait timeout after \d+ms, keys: "
 )
-"""Such failures whose texts name neither: of stores of older releases, of Gloo as frameworks quote
-it, and of torch with TORCH_DISTRIBUTED_DEBUG=DETAIL. Python's own ConnectionResetError and
-BrokenPipeError are about connections of the program."""
+"""Such failures whose texts name neither: of stores of older releases of torch, of Gloo as
+frameworks quote it, and of torch with TORCH_DISTRIBUTED_DEBUG=DETAIL. Python's own
+ConnectionResetError and BrokenPipeError are about connections of the program."""
 _OWN = re.compile(
     r"(?:[\w.]*\.)?(?!Dist|Rendezvous)\w*(?:Connection|Timeout|NotFound|HTTP|Endpoint|OS)\w*Error\b"
     r"|.*(?:\b(?:cuda|hip) error|shared memory segment|no space left)",

@@ -23,6 +23,10 @@ from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.model import AlignedNs, Confidence, ExitInfo, ExitKind, RankState
 
+_GRACE_S: Final = 1.0
+"""How long the ranks of an attempt may take to vanish together before a lost rank is one."""
+JUDGED_AFTER_S: Final = _GRACE_S + SEEN_LATE_NS / 1e9
+"""How long after an exit it is certain whether a rank was lost."""
 STOP_TAKES_S: Final = 60.0
 """Ranks that were asked to stop are given this long: torchrun, srun and Kubernetes kill after 30 s,
 and a rank that saves a checkpoint may take all of it."""
@@ -37,11 +41,6 @@ class Loss:
 
     exits: tuple[Exit, ...]
     confidence: Confidence
-
-
-def judged_after_s(policy: Policy) -> float:
-    """How long after an exit it is certain whether a rank was lost."""
-    return policy.loss_grace_s + SEEN_LATE_NS / 1e9
 
 
 def first_lost(
@@ -59,7 +58,7 @@ def first_lost(
         all(exited.is_clean for exited in bad)
         or min(exited.manner for exited in bad) is Manner.ABORTED
     )
-    grace_s = judged_after_s(policy) if is_quiet else policy.loss_grace_s
+    grace_s = JUDGED_AFTER_S if is_quiet else _GRACE_S
     if waited_s < grace_s and not final:
         return None
     stops, first_stops, causes = _causes(bad)
@@ -72,7 +71,7 @@ def first_lost(
         return _stopped(snapshot, gone, stops)
     if was_done:
         return None  # they only lost each other while leaving
-    if waited_s < judged_after_s(policy) and not is_over:
+    if waited_s < JUDGED_AFTER_S and not is_over:
         return None  # the peer that they blame is not reported yet
     return _blame_a_peer(snapshot, gone, bad, policy, final=final)
 
@@ -135,7 +134,7 @@ def _first_cause(
     is_over: bool,
 ) -> Loss | None:
     bad = [exited for exited in gone if exited.is_bad]
-    until = causes[0].at + round(policy.loss_grace_s * 1e9) + SEEN_LATE_NS
+    until = causes[0].at + round(JUDGED_AFTER_S * 1e9)
     finished = [
         exited for exited in gone if not exited.is_bad and causes[0].at <= exited.at <= until
     ]
@@ -260,8 +259,8 @@ def _broken(snapshot: Snapshot, reacted: Sequence[Exit]) -> str:
 def _others_run_on(snapshot: Snapshot, first_at: AlignedNs, policy: Policy) -> bool:
     """A rank lives, and reported well after the first exit. A connected agent counts after a
     while, even if nothing shows what the rank does: it would have reported an exit by then."""
-    since = AlignedNs(first_at + round(policy.loss_grace_s * 1e9))
-    patience_s = judged_after_s(policy) + policy.telemetry_late_s
+    since = AlignedNs(first_at + round(_GRACE_S * 1e9))
+    patience_s = JUDGED_AFTER_S + policy.telemetry_late_s
     trusted = snapshot.now - first_at >= patience_s * 1e9
     return _run_on(snapshot, since, trusted=trusted)
 

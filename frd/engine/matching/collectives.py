@@ -34,6 +34,9 @@ from frd.engine.state.entry_batch import PairRuns, Places
 from frd.engine.state.snapshot import Mismatch
 from frd.model import AlignedNs, Bools, Int32s, Int64s
 
+MAX_OPEN: Final = 1_000_000
+"""Accumulator slots over all groups of an attempt."""
+MAX_OPEN_OF_GROUP: Final = 8_192
 _MOST_RETIRED: Final = 8_192
 """Retired collectives that wait to be evaluated together."""
 _MOST_HINTS: Final = 1_024
@@ -56,10 +59,8 @@ class Collectives:
         self._groups = tables.groups
         self._pairs = tables.pairs
         self.thresholds = StallThresholds(policy, tables.groups, known, now)
-        self.signatures = Signatures(policy.max_signatures)
-        self.open_collectives = OpenCollectives(
-            policy.max_open_collectives, policy.max_open_collectives_per_group
-        )
+        self.signatures = Signatures()
+        self.open_collectives = OpenCollectives(MAX_OPEN, MAX_OPEN_OF_GROUP)
         self.skew = OpHistograms()
         self.duration = OpHistograms()
         self.transfer = OpHistograms()
@@ -81,10 +82,6 @@ class Collectives:
 
     def adopt(self, policy: Policy) -> None:
         """See `Engine.adopt`."""
-        self.signatures.limit = policy.max_signatures
-        self.open_collectives.bound(
-            policy.max_open_collectives, policy.max_open_collectives_per_group
-        )
         self.thresholds.adopt(policy)
         self.lateness.adopt(policy)
 

@@ -160,7 +160,8 @@ class OpenCollectives:
     """Accumulator slots of one attempt, by group handle and seq."""
 
     def __init__(self, limit: int, limit_per_group: int) -> None:
-        self.bound(limit, limit_per_group)
+        self._limit = limit
+        self._most = max(FIRST_CAPACITY, 1 << (limit_per_group.bit_length() - 1))
         self._free: dict[int, list[int]] = {}
         self.slots = Accumulators()
         self.slots.reserve(1)  # slot 0 is of no group: indexing with slot -1 is valid
@@ -168,11 +169,6 @@ class OpenCollectives:
         self.open = 0
         """Occupied slots."""
         self.evicted = 0
-
-    def bound(self, limit: int, limit_per_group: int) -> None:
-        """Set the limits of further reservations."""
-        self._limit = limit
-        self._most = max(FIRST_CAPACITY, 1 << (limit_per_group.bit_length() - 1))
 
     # -- the window --------------------------------------------------------------------------
 

@@ -24,6 +24,8 @@ from frd.engine.state.tables import GrowingColumns, column
 from frd.errors import WireError
 from frd.model import Bools, Int32s, Int64s, Signature
 
+MAX_SIGNATURES: Final = 65_536
+"""Of one attempt."""
 MAX_OPS: Final = 64
 """Op names with their own histogram; they become metric labels."""
 OTHER_OP: Final = "other"
@@ -302,9 +304,8 @@ class Signatures(GrowingColumns):
     strict: Bools = column(np.bool_)
     """See `is_strict`."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.limit = limit
         self._handles: dict[Signature, int] = {}
         self._classes: dict[Hashable, int] = {}
         self._op_index: dict[str, int] = {}
@@ -323,8 +324,8 @@ class Signatures(GrowingColumns):
         if known is not None:
             return known
         handle = len(self.known)
-        if handle >= self.limit:
-            raise WireError("signatures", "limit", f"{self.limit}: raise policy.max_signatures")
+        if handle >= MAX_SIGNATURES:
+            raise WireError("signatures", "limit", f"more than {MAX_SIGNATURES} in one attempt")
         self.reserve(handle + 1)
         self._handles[signature] = handle
         self.known.append(signature)

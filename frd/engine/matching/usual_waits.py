@@ -38,6 +38,8 @@ no threshold: they show that a pause is still usual. Small compared with `MEMORY
 it, the store writes a job's pauses twice as often; with twice as much, a restart of the service
 forgets more of what a job has just shown."""
 _FAR: Final = 1 << 64
+_FACTOR: Final = 5.0
+"""The threshold is this many times a repeated wait."""
 _ONCE_FACTOR: Final = 2.0
 """How many times as long as the only known pause the next one may be."""
 
@@ -128,10 +130,9 @@ class WaitHistory:
         passing = (policy.stall_after_s + policy.critical_after_s) * 1e9
         again = lengths[-2] if len(lengths) > 1 else 0
         once = max((length for length in lengths if length <= passing), default=0)
-        factor = policy.stall_tail_factor
         usual = max(
-            again + min(again, passing) * (factor - 1),
-            once * min(factor, _ONCE_FACTOR),
+            again + min(again, passing) * (_FACTOR - 1),
+            once * _ONCE_FACTOR,
         )
         threshold_s = max(policy.stall_after_s, min(usual / 1e9, policy.stall_after_max_s))
         return round(threshold_s * 1e9)
@@ -189,7 +190,7 @@ class StallThresholds:
             self._went_on_at = max(self._went_on_at, int(closed.first_created[full].max()))
         skew = closed.last_created - closed.first_created
         policy = self._policy
-        slow = np.flatnonzero(fair & (skew * policy.stall_tail_factor > policy.stall_after_s * 1e9))
+        slow = np.flatnonzero(fair & (skew * _FACTOR > policy.stall_after_s * 1e9))
         if not len(slow):
             return
         first, last = closed.first_created[slow].tolist(), closed.last_created[slow].tolist()

@@ -7,10 +7,9 @@ found waiting.
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from frd.engine.state.snapshot import ChannelSnapshot
 from frd.engine.state.tables import RankTable
@@ -50,10 +49,7 @@ class P2PChannels:
             self.since = np.append(self.since, np.zeros(rank + 1, np.int64))
         since = columns.head_created_ns
         self.since[rank] = since[columns.in_flight > 0].min()
-        calls: tuple[npt.NDArray[Any], ...] = columns.batch, columns.signature, columns.posted
-        if not len(columns.signature):
-            unknown = np.full(len(since), -1)
-            calls = np.zeros(len(since)), unknown, unknown
+        calls = columns.batch, columns.signature, columns.posted
         channels = np.full(len(since), rank), columns.group, columns.peer, columns.is_send
         reported = ChannelSnapshot.of((*channels, columns.in_flight, since, *calls))
         self._by_rank[rank] = reported

@@ -66,7 +66,6 @@ class AgentClock:
         """Node raw time of the newest reading."""
         self.concluded_at = first.now_ns
         """When its clock was estimated last."""
-        self._sends_wall = first.is_wall
         self._claim_ns = claim_ns(first)
         self._newest: OffsetEstimate | None = None
         self._uses: dict[int, Callable[[Alignment], None]] = {}
@@ -108,8 +107,6 @@ class AgentClock:
         the one in use is no longer good enough, or always with `force`."""
         if self.learned.is_unheard:
             return
-        if self._sends_wall and self.exchanged_at and self.wall.last is None:
-            return  # exchanges are of the raw clock, which no reading leads to yet
         raw = self._now.raw()
         newest, self.concluded_at = self.learned.newest(raw), self._now.at(raw)
         self._log_change(newest)
@@ -118,8 +115,6 @@ class AgentClock:
         if not force and self._is_good_enough(newest, aligned_ns):
             return
         self.used = align(newest, self._now.at)
-        if self._sends_wall:
-            self.used = self.used._replace(reading=self.wall.last)
         self._claim_ns = claim_ns(self.used)
         for use in list(self._uses.values()):
             use(self.used)
@@ -128,7 +123,7 @@ class AgentClock:
         """The alignment in use is still good enough: its claim holds, and is not much larger than
         needed."""
         used, claimed = self.used, self._claim_ns
-        if used.is_wall or used.reason != newest.reason:
+        if used.reason != newest.reason:
             return False
         if self.concluded_at - used.now_ns > _LONGEST_NS:
             return False
@@ -153,8 +148,6 @@ class AgentClock:
         used = self.used
         raw_ns = used.at_ns + now - used.aligned_ns
         ahead = self.wall.ahead(raw_ns)
-        if ahead is None and self._sends_wall:
-            ahead = (0, 0)  # its wall clock counts as its clock
         if ahead is not None:
             ahead = (ahead[0] - self._now.ahead_ns, ahead[1])
         rate = self._newest.rate if self._newest else 0.0
@@ -197,20 +190,18 @@ class AgentClocks:
         return clock if clock is not None and clock.is_connected else None
 
     def greeted(self, clock: AgentClock, hello: Hello) -> None:
-        """The first message of a stream has both clocks of the node, unless it is of an older
-        agent."""
-        if hello.sent_raw_ns is not None and hello.sent_at_ns:
+        """The first message of a stream has both clocks of the node."""
+        if hello.sent_at_ns:
             self._read_node(clock, [hello.sent_raw_ns], [hello.sent_at_ns], [_GREETED_SLACK_NS])
 
     def heard(self, clock: AgentClock, marks: Watermarks) -> None:
         """A message of the main stream: without pings the only evidence of the clock, with pings
         one more reading of the wall clock."""
         raw = marks.sent_raw_ns
-        if raw is not None and marks.sent_at_ns:
+        if marks.sent_at_ns:
             self._read_node(clock, [raw], [marks.sent_at_ns], [marks.sent_slack_ns])
         if not clock.exchanged_at:
-            sent = raw if raw is not None else NodeRawNs(marks.sent_at_ns)
-            clock.learned.one_way(sent, self._now.raw())
+            clock.learned.one_way(raw, self._now.raw())
             clock.conclude()
 
     def learn(self, clock: AgentClock, readings: Readings, exchange: Exchange | None) -> None:
@@ -223,8 +214,9 @@ class AgentClocks:
                 self.refused[refusal.value] += 1
             else:
                 clock.exchanged_at = self._now()
-        if not clock.exchanged_at and len(readings.raw_ns) and clock.wall.last is not None:
-            clock.learned.one_way(NodeRawNs(clock.wall.last[0]), self._now.raw())
+        last = clock.wall.last_raw
+        if not clock.exchanged_at and len(readings.raw_ns) and last is not None:
+            clock.learned.one_way(NodeRawNs(last), self._now.raw())
         clock.conclude(force=has_stepped)
 
     def _read_node(

@@ -6,7 +6,7 @@ The journal keeps every alignment in use, so that a replay aligns in the same wa
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -22,11 +22,9 @@ HORIZON_NS: Final = 1_500_000_000
 """An alignment in use must hold for so long: until another ping has come."""
 _MARGIN: Final = 8
 """The claimed uncertainty exceeds the needed one by one part in so many."""
-_RAW: Final = 2
-"""The first item of an encoded alignment of node raw times."""
 
 
-def guess(sent_at: int, received_at: AlignedNs, *, is_wall: bool = False) -> Alignment:
+def guess(sent_at: int, received_at: AlignedNs) -> Alignment:
     """The alignment that a single message allows, without bounds."""
     return Alignment(
         reason="no exchange yet",
@@ -35,7 +33,6 @@ def guess(sent_at: int, received_at: AlignedNs, *, is_wall: bool = False) -> Ali
         aligned_ns=received_at,
         rate=0.0,
         half_ns=0,
-        is_wall=is_wall,
     )
 
 
@@ -61,51 +58,17 @@ def claim_ns(alignment: Alignment) -> int | None:
 
 
 def encode(alignment: Alignment) -> bytes:
-    return msgspec.msgpack.encode((_RAW, *alignment))
+    return msgspec.msgpack.encode(alignment)
 
 
 def decode(data: bytes) -> Alignment:
-    """Also reads earlier journals, whose alignments lead from the node's wall clock.
-
+    """
     Raises:
         StoreError: `data` is not what `encode` gives.
     """
     try:
-        match msgspec.msgpack.decode(data):
-            case [int(), *fields]:
-                return msgspec.convert(fields, Alignment)
-            case ["synchronized" | "unsynchronized", *fields] | fields:
-                return _of_wall(msgspec.convert(fields, _WallAlignment))
+        return msgspec.msgpack.decode(data, type=Alignment)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(
             f"journal: alignment: {error}: a foreign file, or one of a newer frd"
         ) from None
-
-
-@decodable
-class _WallAlignment(NamedTuple):
-    """What earlier releases wrote: how far the service's clock is ahead of the node's wall one."""
-
-    reason: str
-    now_ns: int
-    at_ns: int
-    ahead_ns: int
-    rate: float
-    line_from_ns: int
-    drift_ppm: float
-    age_s: float
-    segments: tuple[tuple[int, int, bool, tuple[tuple[int, int, int], ...]], ...]
-    line_to_ns: int = 0
-
-
-def _of_wall(old: _WallAlignment) -> Alignment:
-    knots = old.segments[-1][3] if old.segments else ()
-    return Alignment(
-        reason=old.reason or ("" if knots else "no exchange yet"),
-        now_ns=AlignedNs(old.now_ns),
-        at_ns=old.at_ns,
-        aligned_ns=old.at_ns + old.ahead_ns,
-        rate=old.rate,
-        half_ns=knots[-1][2] if knots else 0,
-        is_wall=True,
-    )

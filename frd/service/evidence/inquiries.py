@@ -167,7 +167,7 @@ class Inquiries:
         """Ask the agents of `ranks` (None: all known ranks of the attempt); see `Inquiry.answers`.
 
         `waits`: what the ranks are blocked in, of which an agent answers what it knows. `ras`: what
-        the RAS service of their NCCL says; agents of earlier releases do not answer.
+        the RAS service of their NCCL says.
         `stacks` includes stacks of child processes for the ranks `children_of` (None: all ranks).
 
         Raises:

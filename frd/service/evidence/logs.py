@@ -50,4 +50,4 @@ def _log(dumps: DumpStore, dump_id: str, rank: int) -> _Log:
     try:
         return msgspec.json.decode(said, type=_Identity).log
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _Log("", [], "its agent has sent none: is it of an earlier release?")
+        return _Log("", [], "its agent has sent none")

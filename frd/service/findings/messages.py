@@ -185,7 +185,7 @@ def _title(notice: Notice) -> str:
 
 def _cause(notice: Notice) -> list[str]:
     finding = notice.finding
-    return [_line(text) for text in (finding.headline or finding.summary, finding.effect) if text]
+    return [_line(text) for text in (finding.headline, finding.effect) if text]
 
 
 def _steps(notice: Notice) -> list[tuple[str, str]]:

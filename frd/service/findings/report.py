@@ -24,7 +24,7 @@ def report(finding: Mapping[str, Any], page: str) -> str:
 
 
 def _lines(finding: Mapping[str, Any], page: str) -> Iterator[str]:
-    yield f"# {_text(finding.get('headline') or finding['summary'])}"
+    yield f"# {_text(finding['headline'])}"
     yield ""
     if effect := finding.get("effect"):
         yield f"- effect: {_text(effect)}"

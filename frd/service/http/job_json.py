@@ -11,7 +11,6 @@ import base64
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 

@@ -48,13 +48,6 @@ class Reportable:
         """
         if not self.granted(declared):
             raise WireError("attempts.job", "job", f"{declared!r}: {OTHER_JOBS}")
-        if self.one_job and self.job is None:
-            raise WireError(
-                "attempts.job",
-                "version",
-                f"{declared!r}: in a cluster each stream has one job, which its call must name: "
-                "upgrade the agent",
-            )
         if not self(declared):
             raise WireError(
                 "attempts.job",

@@ -1,9 +1,9 @@
 """One agent stream, without I/O: bytes in, calls on the engine out.
 
-A session decodes a message, turns stream indexes into engine handles and wall times of older
-agents into raw ones, and applies it. It knows only its own stream: `frd.service.ingest.streams`
-knows which stream reports a rank, and the engine knows what a batch means. The live service and the
-replay of a journal both drive it, so time is an argument.
+A session decodes a message, turns stream indexes into engine handles, and applies it. It knows only
+its own stream: `frd.service.ingest.streams` knows which stream reports a rank, and the engine knows
+what a batch means. The live service and the replay of a journal both drive it, so time is an
+argument.
 
 The first `FrdError` ends the stream: sender and service no longer agree on what was reported, so
 the sender must start over.
@@ -29,14 +29,10 @@ from frd.model import (
     ChannelColumns,
     EntryColumns,
     Int32s,
-    Int64s,
     MemoryColumns,
     MemoryEvent,
-    NodeRawNs,
-    RankPhases,
     RankState,
     RankStatus,
-    Stage,
     UInt32s,
     WatermarkColumns,
 )
@@ -45,7 +41,6 @@ from frd.service.clocks.alignments import claim_ns, guess
 from frd.service.ingest.declarations import Declarations, DeclaredRank
 from frd.service.ingest.shared import FAULT, Shared
 from frd.service.ingest.stream_handles import StreamHandles
-from frd.service.ingest.wall_times import WallTimes
 from frd.wire.decode import Decoder
 from frd.wire.messages import (
     AgentEvent,
@@ -91,8 +86,6 @@ class Session:
         self._refused: list[tuple[str, int, str]] = []
         self.alignment = _UNALIGNED
         """Converts node times to aligned times."""
-        self._wall_times: WallTimes | None = None
-        """Converts the times of an agent that sends wall times; None for others."""
         self.on_watermarks: Callable[[Watermarks], None] = lambda event: None
         """Called before watermarks are applied, which contain readings of the node's clocks."""
 
@@ -145,8 +138,6 @@ class Session:
     def align(self, alignment: Alignment) -> None:
         """Use another alignment from now on, also for what was reported before."""
         self._shared.waiting.flush()  # what came before is aligned as it was then
-        if self._wall_times is not None:
-            alignment = self._wall_times.alignment(alignment)
         self.alignment = self.declared.alignment = alignment
         number, uncertainty_ns = self.declared.session_number, claim_ns(alignment)
         self.declared.uncertainty_ns = uncertainty_ns
@@ -205,11 +196,7 @@ class Session:
         self.hello = hello
         number = self._shared.revisions.session_number(self.key)
         self.declared.session, self.declared.session_number = hello.session, number
-        if hello.sent_raw_ns is None:
-            self._wall_times = self._shared.wall_times(number)
-            self.align(guess(hello.sent_at_ns, now, is_wall=True))
-        else:
-            self.align(guess(hello.sent_raw_ns, now))
+        self.align(guess(hello.sent_raw_ns, now))
 
     def _entries(self, batch: EntryColumns, now: AlignedNs) -> None:
         rank, known = self.ranks[batch.rank], self.declared
@@ -231,7 +218,7 @@ class Session:
             if numbered:
                 self._acknowledge(batch.rank, last)
             return
-        rows = self._entry_rows(batch, rank, handles, now)
+        rows = self._entry_rows(batch, rank, handles)
         replay = revision.replay or not numbered
         check = partial(attempt.check_entries, replay=replay, session=known.session_number, now=now)
         try:
@@ -272,31 +259,23 @@ class Session:
         self._acks[index] = max(self._acks.get(index, 0), revision)
 
     def _entry_rows(
-        self, batch: EntryColumns, rank: DeclaredRank, handles: StreamHandles, now: AlignedNs
+        self, batch: EntryColumns, rank: DeclaredRank, handles: StreamHandles
     ) -> EntryRows:
         known = self.declared
-        created, started, completed = batch.created_ns, batch.started_ns, batch.completed_ns
-        if self._wall_times is not None:
-            created, started, completed = self._node_times(
-                np.array([created, started, completed]), now
-            )
         return EntryRows(
             rank=rank.info.rank,
             pair=handles.pairs(rank.row, known.group_column.take(batch.group)),
             seq=batch.seq,
             signature=handles.signatures(batch.signature, known.signatures),
             flags=batch.flags,
-            created_ns=created,
-            started_ns=started,
-            completed_ns=completed,
+            created_ns=batch.created_ns,
+            started_ns=batch.started_ns,
+            completed_ns=batch.completed_ns,
         )
 
     def _watermark_message(self, batch: Watermarks, now: AlignedNs) -> None:
-        sent_ns: int = batch.sent_at_ns if batch.sent_raw_ns is None else batch.sent_raw_ns
-        if self._wall_times is not None:
-            sent_ns = self._wall_times.read(batch)
         self.on_watermarks(batch)
-        self.lag_ns = max(now - self.alignment.one_to_aligned(sent_ns), 0)
+        self.lag_ns = max(now - self.alignment.one_to_aligned(batch.sent_raw_ns), 0)
         attempt = self.declared.attempts[batch.attempt_index]
         if (handles := attempt.handles) is None:
             attempt.has_dropped = True
@@ -315,10 +294,10 @@ class Session:
             enqueued=columns.enqueued,
             started=columns.started,
             completed=columns.completed,
-            head_created_ns=self._node_times(columns.head_created_ns, now),
+            head_created_ns=columns.head_created_ns,
             seen_rank=self.declared.rank_handle.take(columns.seen_rank),
             # Nothing is known of the time after the message; what is too high would stay.
-            as_of_ns=np.minimum(self._node_times(columns.as_of_ns, now), sent_ns),
+            as_of_ns=np.minimum(columns.as_of_ns, batch.sent_raw_ns),
         )
         self._watermarks.add(handles.attempt, rows)
 
@@ -343,7 +322,6 @@ class Session:
             batch,
             rank=rank.info.rank,
             group=self.declared.group_handle.take(batch.group).astype(np.uint32),
-            head_created_ns=self._node_times(batch.head_created_ns, now),
             signature=handles.signatures(batch.signature, self.declared.signatures, may_lack=True),
         )
         handles.attempt.observe_channels(columns, now)
@@ -352,7 +330,9 @@ class Session:
         for status in batch.statuses:
             self._status(status, now)
         for phases in batch.phases:
-            self._rank_phases(phases)
+            rank = self.ranks[phases.rank]
+            if (handles := rank.handles) is not None:
+                handles.attempt.observe_phases(replace(phases, rank=rank.info.rank))
         if batch.leaving is not None:
             self._leave()
 
@@ -369,23 +349,10 @@ class Session:
         has_ended = status.state in (RankState.EXITED, RankState.FINISHED)
         rank.is_over |= has_ended
         if (handles := rank.handles) is not None:
-            at_ns = self._node_time(status.at_ns, now)
-            stage = None if status.stage is None else self._stage(status.stage, now)
-            known = replace(status, rank=rank.info.rank, at_ns=at_ns, stage=stage)
-            handles.attempt.observe_status(known, now)
+            handles.attempt.observe_status(replace(status, rank=rank.info.rank), now)
         run = rank.attempt.declared.run
         if run and has_ended:
             self._shared.runs.gone(rank.key, run, rank.info)
-
-    def _rank_phases(self, phases: RankPhases) -> None:
-        """Agents that send wall times know no phases."""
-        rank = self.ranks[phases.rank]
-        if (handles := rank.handles) is not None and self._wall_times is None:
-            handles.attempt.observe_phases(replace(phases, rank=rank.info.rank))
-
-    def _stage(self, stage: Stage, now: AlignedNs) -> Stage:
-        since_ns = self._node_time(stage.since_ns, now)
-        return replace(stage, since_ns=since_ns, as_of_ns=self._node_time(stage.as_of_ns, now))
 
     def _memory_samples(self, batch: MemoryColumns, now: AlignedNs) -> None:
         """The onset of a rise is between two samples, extended by the uncertainty of the clock.
@@ -396,8 +363,7 @@ class Session:
         attempt = self.declared.series[int(batch.series[0])]
         if (handles := attempt.handles) is None:
             return
-        begin, slack_ns = self._node_times(batch.begin_ns, now), self._slack_ns
-        begin = self.alignment.to_aligned(begin)
+        begin, slack_ns = self.alignment.to_aligned(batch.begin_ns), self._slack_ns
         columns = MemoryColumns(
             series=self.declared.series_handle.take(batch.series),
             capacity=batch.capacity,
@@ -412,8 +378,7 @@ class Session:
     def _memory_event(self, event: MemoryEvent, now: AlignedNs) -> None:
         rank = self.ranks[event.rank]
         if (handles := rank.handles) is not None:
-            node_ns = self._node_time(event.at_ns, now)
-            at = AlignedNs(min(self.alignment.one_to_aligned(node_ns), now))
+            at = AlignedNs(min(self.alignment.one_to_aligned(event.at_ns), now))
             event = replace(event, rank=rank.info.rank)
             handles.attempt.memory.event(event, at, self._slack_ns, now)
 
@@ -422,18 +387,6 @@ class Session:
         """Uncertainty of an aligned time."""
         known = self.declared.uncertainty_ns
         return UNKNOWN_UNCERTAINTY_NS if known is None else known
-
-    def _node_time(self, sent: int, now: AlignedNs) -> NodeRawNs:
-        return NodeRawNs(int(self._node_times(np.array([sent]), now)[0]))
-
-    def _node_times(self, sent: Int64s, now: AlignedNs) -> Int64s:
-        """Node times as the engine keeps them."""
-        if self._wall_times is None:
-            return sent
-        return self._wall_times.to_node(sent, self._node_now(now))
-
-    def _node_now(self, now: AlignedNs) -> int:
-        return self.alignment.at_ns + now - self.alignment.aligned_ns
 
 
 def _only(columns: WatermarkColumns, rows: Bools, seen: Bools) -> WatermarkColumns:

@@ -12,8 +12,7 @@ from frd.engine.engine import Engine
 from frd.model import AttemptKey
 from frd.service.ingest.buffers import EntryBuffer, WatermarkBuffer
 from frd.service.ingest.job_runs import JobRuns
-from frd.service.ingest.revisions import MAX_SESSIONS, Revisions
-from frd.service.ingest.wall_times import WallTimes
+from frd.service.ingest.revisions import Revisions
 
 FAULT: Final = "fault"
 """Reason of a stream that ended because of a fault of the service, not of the peer."""
@@ -79,18 +78,9 @@ class Shared:
     """Entry rows applied; duplicates and rows that were applied before are not counted."""
     duplicates: int = 0
     """Entry rows that an earlier agent session had reported."""
-    _wall_times: dict[int, WallTimes] = field(default_factory=dict)
 
     def flush(self) -> None:
         """Apply all messages that wait. Entries first: what they report was true before the
         watermarks that came after them."""
         self.waiting.flush()
         self.watermarks.flush()
-
-    def wall_times(self, session: int) -> WallTimes:
-        """The same for all streams of an agent session, by its number."""
-        known = self._wall_times.pop(session, None) or WallTimes()
-        self._wall_times[session] = known
-        if len(self._wall_times) > MAX_SESSIONS:
-            del self._wall_times[next(iter(self._wall_times))]
-        return known

@@ -19,7 +19,6 @@ from typing import Final
 from frd.engine.clocks.alignment import Alignment
 from frd.errors import FrdError
 from frd.model import AlignedNs, AttemptKey, EntryColumns
-from frd.rpc import MIN_PING_MS
 from frd.service.clocks.agent_clocks import AgentClock, AgentClocks
 from frd.service.clocks.alignments import encode
 from frd.service.ingest.acks import PendingAcks
@@ -233,7 +232,7 @@ class Streams:
         self.nodes.connected(key, hello, stream.clock, stream.id, now)
         self._journal.record(RecordKind.OPENED, now, stream.id)
         welcome = hello.protocol, self._version, self._instance, MAX_MESSAGE_BYTES
-        stream.send(Welcome(*welcome, self._successor(), MIN_PING_MS))
+        stream.send(Welcome(*welcome, self._successor()))
 
     def _align(self, stream: Stream, alignment: Alignment) -> None:
         stream.session.align(alignment)

@@ -18,11 +18,11 @@ from frd.engine.matching.learned_pauses import JobPauses
 from frd.engine.policy import Policy
 from frd.errors import StoreError
 from frd.forms import finding_from_json, finding_json
-from frd.model import AttemptKey, Finding, UnrecordedWait
+from frd.model import Finding
 from frd.store.journal import JournalLimits
 
 _T = TypeVar("_T")
-_Payload = TypeVar("_Payload", "Settings", "Dismissal", "Waited", Answer)
+_Payload = TypeVar("_Payload", "Settings", "Dismissal", Answer)
 _DISMISSED = "dismissed"
 """A key next to those of a finding, which is no part of it: `decode_finding` ignores it."""
 _ADVICE = "damaged, or of a newer frd"
@@ -52,26 +52,11 @@ class Dismissal:
     finding: str
     because: str
     by: str = ""
-    """Empty in journals of earlier releases."""
+    """Empty if unknown."""
 
     @property
     def close_reason(self) -> str:
         return f"closed by {self.by or 'hand'}: {self.because}"
-
-
-@decodable
-@dataclass(frozen=True, slots=True)
-class Waited:
-    """A wait of a rank that no recorder shows, in node time; journals of earlier
-    releases have them in place of answers."""
-
-    job: str
-    attempt: int
-    wait: UnrecordedWait
-
-    @property
-    def key(self) -> AttemptKey:
-        return AttemptKey(self.job, self.attempt)
 
 
 def settings_of(config: Config, utc_ahead_ns: int) -> bytes:

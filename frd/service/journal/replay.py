@@ -23,7 +23,6 @@ from frd.service.ingest.shared import Shared
 from frd.service.journal.payloads import (
     Dismissal,
     Settings,
-    Waited,
     decode_finding,
     decode_pauses,
     decode_payload,
@@ -98,8 +97,8 @@ class Player:
                 self._begin(decode_payload(record.payload, Settings), record.at)
             case RecordKind.DISMISSED:
                 self._dismiss(decode_payload(record.payload, Dismissal), record.at)
-            case RecordKind.ANSWERED | RecordKind.WAITED:
-                self._evidence(record)
+            case RecordKind.ANSWERED:
+                self._answer(record)
             case RecordKind.LEARNED:
                 self._shared.engine.recall(usable(decode_pauses, record.payload, self._warn) or ())
             case RecordKind.RESTORED:
@@ -135,16 +134,10 @@ class Player:
                 f"finding {dismissal.finding} was closed by hand, but is not open in this journal"
             )
 
-    def _evidence(self, record: Record) -> None:
-        if record.kind is RecordKind.ANSWERED:
-            decode = partial(decode_payload, form=Answer)
-            if (answer := usable(decode, record.payload, self._warn)) is not None:
-                self._shared.engine.answer(answer, record.at)
-            return
-        waited = decode_payload(record.payload, Waited)
-        attempt = self._shared.engine.known(waited.key)
-        if attempt is not None:
-            attempt.observe_unrecorded(waited.wait)
+    def _answer(self, record: Record) -> None:
+        decode = partial(decode_payload, form=Answer)
+        if (answer := usable(decode, record.payload, self._warn)) is not None:
+            self._shared.engine.answer(answer, record.at)
 
     def _begin(self, settings: Settings, now: AlignedNs) -> None:
         going_on, known = self._shared.engine.dismissed, self.findings.values()

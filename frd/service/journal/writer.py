@@ -20,7 +20,7 @@ from typing import Final, TypeAlias
 from frd.model import AlignedNs
 from frd.service.journal.log import Log
 from frd.service.journal.preamble import Preamble
-from frd.store.journal import OLD_SUFFIX, Journal, JournalLimits, old_files
+from frd.store.journal import Journal, JournalLimits
 from frd.store.records import Record, RecordKind
 from frd.wire.messages import AgentEvent, Declare, Hello, ResponsePart
 
@@ -49,12 +49,6 @@ class JournalWriter(Log):
         self._journal = Journal(
             folder, settings=settings, preamble=self._preamble.records, now=now, limits=limits
         )
-        if old := old_files(folder):
-            log.warning(
-                "journal: %s: %d files (*%s) of an earlier release: replay them with that release, "
-                "or delete them",
-                *(folder, len(old), OLD_SUFFIX),
-            )
         self._batch: _Batch = []
         self._batch_bytes = 0
         self._sent_bytes = 0

@@ -20,7 +20,16 @@ from frd.cli.commands.findings.people import said_by
 from frd.cli.screens.watching import watching_text
 from tests.unit.cli.shell import Shell
 from tests.world.daemons import run_program, until
-from tests.world.http_service import BLIND_NOW, ENDED, FINDING, GONE, Service, answer, says_status
+from tests.world.http_service import (
+    BLIND_NOW,
+    ENDED,
+    FINDING,
+    GONE,
+    Service,
+    answer,
+    jobs_answer,
+    says_status,
+)
 
 
 def test_findings_present_is_exit_3(service: Service, ask: Shell) -> None:
@@ -87,12 +96,6 @@ def test_an_idle_agent_is_not_silent() -> None:
     assert gone == "watching 0 jobs, 0 ranks, 0 agents; last heard 20 min ago"
 
 
-def test_an_older_service_says_less(service: Service, ask: Shell) -> None:
-    """A service that does not know of watching: the findings alone, as then."""
-    service.says("/api/v1/findings?state=open", {"findings": []})
-    assert ask.drawn("findings").out == "no findings\n"
-
-
 def test_an_unknown_job_is_an_error(service: Service, ask: Shell) -> None:
     """A typo must not read as all is well; a job of which only old findings are left is known."""
     says_status(service, ENDED)
@@ -104,7 +107,7 @@ def test_an_unknown_job_is_an_error(service: Service, ask: Shell) -> None:
         error = ask(command, "--job", "typo", code=FAILED).error
         assert "job: 'typo': unknown to this service: it knows 'a/b', 'old'" in error
     ask("findings", "--job", "gone")
-    service.says("/api/v1/jobs", {"jobs": []})
+    service.says("/api/v1/jobs", jobs_answer())
     assert "it has seen no job yet" in ask("findings", "--job", "typo", code=FAILED).err
 
 
@@ -144,7 +147,7 @@ def test_one_finding_by_id(service: Service, ask: Shell, shell: Shell) -> None:
 
 
 def test_one_finding_ends_in_the_address_of_its_page(service: Service, ask: Shell) -> None:
-    """Only for people, and only if the service has the page: an older one does not."""
+    """Only for people, and only if the service has the page."""
     odd = {**FINDING, "id": "a/b ?"}
     service.says("/api/v1/findings/a%2Fb%20%3F", odd)
     assert "page:" not in ask("findings", "a/b ?", code=FINDINGS_PRESENT).out

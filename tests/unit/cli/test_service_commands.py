@@ -23,7 +23,7 @@ from frd.cli.options import service_options
 from frd.errors import FrdError, ServiceUnavailable
 from tests.unit.cli.shell import Shell
 from tests.world.daemons import run_program
-from tests.world.http_service import FINDING, Service
+from tests.world.http_service import FINDING, Service, jobs_answer
 
 
 def tar_of(files: Mapping[str, bytes]) -> bytes:
@@ -203,7 +203,7 @@ def test_a_dump_becomes_a_folder(service: Service, tmp_path: Path, ask: Shell) -
     """The only job that runs is dumped: two jobs have ended, in one of them a rank is still seen to
     have exited. --ranks is normalized, and ranks without an answer are listed."""
     over = [job_line("old", ended=True), job_line("crashed", exited=2)]
-    service.says("/api/v1/jobs", {"jobs": [*over, job_line("train", live=1, silent=1)]})
+    service.says("/api/v1/jobs", jobs_answer(*over, job_line("train", live=1, silent=1)))
     says_dump(service, tar_of(DUMP))
     folder = tmp_path / "new" / "out"
     printed = ask("dump", "--ranks", "3,0-1,2", "--stacks", "-o", folder)
@@ -249,7 +249,7 @@ def test_a_dump_of_an_unknown_job_names_the_jobs(
     service: Service, tmp_path: Path, ask: Shell
 ) -> None:
     """What to type, not which part of the API to read."""
-    service.says("/api/v1/jobs", {"jobs": [job_line("train"), job_line("eval")]})
+    service.says("/api/v1/jobs", jobs_answer(job_line("train"), job_line("eval")))
     error = ask("dump", "--job", "trian", "-o", tmp_path / "out", code=FAILED).error
     assert "job: 'trian': unknown to this service: it knows 'eval', 'train'" in error
     assert error.endswith(", did you mean train\n")

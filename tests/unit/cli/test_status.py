@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from tests.unit.cli.shell import Shell
-from tests.world.http_service import ENDED, FINDING, JOB, WATCHING, Service, answer, says_status
+from tests.world.http_service import (
+    ENDED,
+    FINDING,
+    JOB,
+    WATCHING,
+    Service,
+    answer,
+    jobs_answer,
+    says_status,
+)
 
 
 def test_status_folds_ranks_that_stand_alike(service: Service, ask: Shell) -> None:
@@ -46,7 +55,7 @@ def test_status_begins_with_what_is_wrong(service: Service, ask: Shell) -> None:
 
 
 def test_status_says_which_groups_are_watched_in_part(service: Service, ask: Shell) -> None:
-    """Members of other jobs are not watched; an older service does not say so."""
+    """Members of other jobs are not watched."""
     known: Any = JOB["groups"]
     group = {**known[0], "group": "weights", "size": 0, "unwatched": "others are not"}
     says_status(service)
@@ -88,7 +97,7 @@ def test_status_shows_a_job_with_a_finding_first(service: Service, ask: Shell) -
 
 def test_status_before_the_first_job(service: Service, ask: Shell) -> None:
     """An empty service says so; one that is alone is not asked for replicas."""
-    service.says("/api/v1/jobs", {"jobs": []})
+    service.says("/api/v1/jobs", jobs_answer())
     service.says("/api/v1/findings?state=open", answer())
     assert "no jobs: no rank has been seen yet" in ask.drawn("status", columns=200).out
     assert "cluster" not in ask("status", "--json").json

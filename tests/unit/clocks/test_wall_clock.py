@@ -116,18 +116,6 @@ def test_a_stamp_of_the_future_is_unknown() -> None:
     assert host.known.one_to_raw(NodeNs(0)) == 0  # unknown
 
 
-def test_a_stamp_of_the_future_may_be_of_after_a_step_that_is_not_seen_yet() -> None:
-    """The clock is set an hour ahead, and stamps arrive before the next reading does: they are of
-    the time until they arrived, not of the beginning."""
-    host = Host()
-    host.passes(HOUR // 60)
-    latest = NodeRawNs(host.raw(host.now) + 200 * MS)
-    stamps = [EPOCH + HOUR, host.wall(host.now) + 300 * MS, host.wall(host.now) + 200 * MS, 0]
-    expected = [latest, latest, latest, 0]
-    assert [host.known.one_to_raw(NodeNs(one), latest) for one in stamps] == expected
-    assert host.known.to_raw(np.array(stamps), latest).tolist() == expected
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_columns_are_single_stamps(seed: int) -> None:
     """Within a nanosecond, for stamps from long before the first reading to the future."""
@@ -140,10 +128,8 @@ def test_columns_are_single_stamps(seed: int) -> None:
     stamps = [EPOCH + dice.randrange(-300 * S, 300 * S) for _ in range(300)]
     stamps += [0, 1, *(host.wall(host.now) - dice.randrange(10 * S) for _ in range(100))]
     stamps += [EPOCH + dice.choice((-1, 1)) * HOUR for _ in range(10)]
-    for latest in (None, NodeRawNs(host.raw(host.now) + S)):
-        columns = host.known.to_raw(np.array(stamps), latest)
-        for stamp, raw in zip(stamps, columns.tolist(), strict=True):
-            assert abs(host.known.one_to_raw(NodeNs(stamp), latest) - raw) <= 1
+    for stamp, raw in zip(stamps, host.known.to_raw(np.array(stamps)).tolist(), strict=True):
+        assert abs(host.known.one_to_raw(NodeNs(stamp)) - raw) <= 1
 
 
 def test_stamps_of_any_time_are_converted_in_columns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from frd.engine import attempt
 from frd.engine.attempt import Applied, Attempt
+from frd.engine.matching import collectives
 from frd.engine.policy import Policy
 from frd.errors import WireError
 from frd.model import (
@@ -91,8 +93,6 @@ def test_a_group_of_unknown_membership_learns_its_members() -> None:
             "groups.ranks: 'x': rank 9 is not in the world",
         ),
         (Policy(max_groups=1), lambda a: a.group(GroupInfo("x", "", (2, 3))), "max_groups"),
-        (Policy(max_pairs=5), lambda a: a.group(GroupInfo("x", "", (2, 3))), "max_pairs"),
-        (Policy(max_pairs=4), lambda a: a.pair(1, a.group(GroupInfo("x", ""))), "max_pairs"),
     ],
 )
 def test_declarations_have_limits(
@@ -103,6 +103,23 @@ def test_declarations_have_limits(
     with pytest.raises(WireError) as refusal:
         declare(job.attempt)
     assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("most", "declare"),
+    [
+        (5, lambda a: a.group(GroupInfo("x", "", (2, 3)))),
+        (4, lambda a: a.pair(1, a.group(GroupInfo("x", "")))),
+    ],
+)
+def test_members_of_all_groups_have_a_limit(
+    most: int, declare: Callable[[Attempt], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a group names its members, or ranks turn up in it."""
+    monkeypatch.setattr(attempt, "MAX_PAIRS", most)
+    job = Job()
+    with pytest.raises(WireError, match=f"more than {most}$"):
+        declare(job.attempt)
 
 
 def test_a_new_process_of_a_rank_starts_with_nothing_known() -> None:
@@ -337,9 +354,12 @@ def test_what_all_members_completed_is_matched(apart: bool) -> None:
     assert view.transfer["all_reduce"].total == pytest.approx(0.44 + 0.439 + 0.438)
 
 
-def test_ends_of_ops_that_are_kept_no_more_are_passed_over() -> None:
+def test_ends_of_ops_that_are_kept_no_more_are_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """More are open than are kept: how long ops last is known from the others, and right."""
-    job = Job(policy=Policy(max_open_collectives=64, max_open_collectives_per_group=64))
+    monkeypatch.setattr(collectives, "MAX_OPEN", 64)
+    job = Job()
     for flags, completed in ((Flags.JOINED, None), (Flags.COMPLETED, 0.5)):
         for rank in job.ranks:
             job.entries(rank, range(200), flags, completed=completed)
@@ -433,9 +453,12 @@ def test_started_rows_raise_their_mark() -> None:
     assert (group.started[0], group.started[1]) == (2, UNKNOWN_SEQ)
 
 
-def test_a_member_that_never_reports_costs_bounded_memory() -> None:
+def test_a_member_that_never_reports_costs_bounded_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """One rank's agent is down for good: accumulators reach their limit and the rest is counted."""
-    job = Job(policy=Policy(max_open_collectives_per_group=64))
+    monkeypatch.setattr(collectives, "MAX_OPEN_OF_GROUP", 64)
+    job = Job()
     for start in range(1, 1000, 50):
         for rank in (0, 1, 2):
             job.entries(rank, range(start, start + 50))

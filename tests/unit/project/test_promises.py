@@ -39,7 +39,7 @@ from frd_agent.metrics import AgentCollector
 from frd_agent.node_time import NodeTime
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.endpoint import Endpoint
-from frd_agent.uplink.uplinks import Limits, Uplinks
+from frd_agent.uplink.uplinks import Uplinks
 from scripts import runbooks
 from tests.docs import parsers
 from tests.docs.pages import commands
@@ -302,7 +302,7 @@ def agent_metrics() -> dict[str, tuple[str, ...]]:
     stats = Counters(dumps=Counter({"fill": 1}))
     dictionary = Dictionary()
     uplinks = Uplinks(
-        *(Endpoint(("127.0.0.1:1",)), Limits(1, 1, 1), dictionary, stats, NodeTime(stats)),
+        *(Endpoint(("127.0.0.1:1",)), 1, dictionary, stats, NodeTime(stats)),
         hello=lambda: NotImplemented,
         in_flight=lambda job: (),
         on_request=lambda stream, request: None,

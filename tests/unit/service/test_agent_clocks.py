@@ -6,7 +6,6 @@ import weakref
 from functools import partial
 from math import nan
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -14,7 +13,7 @@ from frd.engine.clocks.alignment import WANDER_PPM, Alignment
 from frd.engine.clocks.estimator import Exchange
 from frd.engine.matching.clock_hints import ClockHint
 from frd.errors import StoreError
-from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs, WatermarkColumns
+from frd.model import NodeNs, NodeRawNs, ServiceRawNs, WatermarkColumns
 from frd.service.clocks import agent_clocks as module
 from frd.service.clocks.agent_clocks import AgentClock, AgentClocks
 from frd.service.clocks.alignments import claim_ns, decode, guess
@@ -54,11 +53,6 @@ class Agent:
         first = guess(self.raw(-MS), self.world.now())
         clocks = self.world.clocks
         return clocks.connected(self.key, "node", first, stream, self.used.append)
-
-    def connect_with_wall_times(self) -> AgentClock:
-        """Of an agent that sends no raw times, on the same host."""
-        first, clocks = guess(self.wall(-MS), self.world.now(), is_wall=True), self.world.clocks
-        return clocks.connected(("boot", "old"), "node", first, 2, self.used.append)
 
     def raw(self, later: int = 0) -> NodeRawNs:
         return NodeRawNs(self.world.at + later - 700 * S + self.drift)
@@ -123,7 +117,7 @@ def agent(world: World) -> Agent:
     return Agent(world)
 
 
-def marks(sent_at: NodeNs, raw: NodeRawNs | None = None) -> Watermarks:
+def marks(sent_at: NodeNs, raw: NodeRawNs) -> Watermarks:
     """Of no rank: only the clocks matter here."""
     none = np.zeros(0, np.int64)
     index = np.zeros(0, np.uint32)
@@ -209,14 +203,6 @@ def test_the_offset_that_people_see_begins_with_the_hello(world: World, agent: A
     assert agent.clock.view(world.now()).steps == 0
 
 
-def test_an_agent_that_sends_no_raw_times(world: World, agent: Agent) -> None:
-    """Its wall clock counts as its clock."""
-    for way_ms in (50, 3, 20):
-        world.at += S
-        world.clocks.heard(agent.clock, marks(agent.wall(-way_ms * MS)))
-    assert agent.clock.used.one_to_aligned(agent.wall()) - world.now() == 3 * MS
-
-
 @pytest.mark.parametrize("step", [3 * S, -3 * S, 5 * MS])
 def test_a_step_is_counted_and_moves_nothing(world: World, agent: Agent, step: int) -> None:
     """The node's wall clock is set: people see it, the alignment stays."""
@@ -232,37 +218,6 @@ def test_a_step_is_counted_and_moves_nothing(world: World, agent: Agent, step: i
     assert view.offset_s == pytest.approx(-agent.ahead / S, abs=1e-3)
     moved = agent.clock.used.one_to_aligned(agent.raw()) - used.one_to_aligned(agent.raw())
     assert abs(moved) < MS // 1_000
-
-
-def test_steps_of_an_agent_that_sends_wall_times_are_written_down(
-    world: World, agent: Agent
-) -> None:
-    """The alignment in use has the reading that shows the step, so that a replay has it too."""
-    old = agent.connect_with_wall_times()
-    for step in (0, 3 * S):
-        agent.ahead += step
-        world.at += S
-        world.clocks.learn(old, agent._readings(), None)
-        assert agent.used[-1].reading == (agent.raw(), agent.wall(), 100)
-
-
-def test_exchanges_of_an_agent_that_sends_wall_times_need_a_reading(
-    world: World, agent: Agent
-) -> None:
-    """They say where its raw clock is, and nothing of its times before both clocks were read."""
-    old = agent.connect_with_wall_times()
-    first = old.used
-    none = np.zeros(0, np.int64)
-    exchange = Exchange(
-        agent.raw(-2 * MS), ServiceRawNs(world.at - MS), ServiceRawNs(world.at - MS), agent.raw()
-    )
-    world.clocks.learn(old, Readings(none, none, none), exchange)
-    assert old.used is first
-    assert old.view(world.now()).offset_s == pytest.approx(-2.0, abs=0.01)
-    world.at += S
-    world.clocks.learn(old, agent._readings(), None)
-    assert old.used.reading == (agent.raw(), agent.wall(), 100)
-    assert old.used.reason == ""
 
 
 @pytest.mark.parametrize("step", [3600 * S, -3600 * S, 86_400 * S, 60 * MS])
@@ -414,21 +369,6 @@ def test_sessions_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
 def test_garbage_in_place_of_an_alignment_is_refused(garbage: bytes) -> None:
     with pytest.raises(StoreError, match="foreign file"):
         decode(garbage)
-
-
-@pytest.mark.parametrize("state", [(), ("synchronized",)])
-def test_alignments_of_earlier_journals_are_read(state: tuple[str, ...]) -> None:
-    """Earlier releases wrote how far the service was ahead of the node's wall clock, with its past
-    in segments; before that the state of the clock came first."""
-    knots = ((WALL - 9 * S, 2 * S, 400), (WALL, 2 * S, 500))
-    segments = ((0, WALL - 99 * S, False, ()), (WALL - 99 * S, WALL + 60 * S, True, knots))
-    old = ("", WALL + 2 * S, WALL, 2 * S, 1e-6, WALL - 8 * S, 3.5, 0.4, segments, 1 << 62)
-    read = decode(msgspec.msgpack.encode((*state, *old)))
-    assert read == Alignment(
-        "", AlignedNs(WALL + 2 * S), WALL, WALL + 2 * S, 1e-6, 500, is_wall=True
-    )
-    lost = ("no exchange yet", WALL, WALL, 2 * S, 0.0, -5, 0.0, 0.0, ())
-    assert decode(msgspec.msgpack.encode((*state, *lost))).reason == "no exchange yet"
 
 
 # -- collectives ---------------------------------------------------------------------------------

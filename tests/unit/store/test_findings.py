@@ -24,7 +24,8 @@ from frd.model import (
     FindingEvent,
     FindingState,
 )
-from frd.store.findings import SCHEMA_VERSION, FindingStore, Notified, Owed
+from frd.store.database import VERSION
+from frd.store.findings import FindingStore, Notified, Owed
 from tests.world.timelines import finding as hang
 
 SECOND = 1_000_000_000
@@ -205,43 +206,22 @@ def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
     assert modes == {0o600}
 
 
-def test_files_that_cannot_be_used(tmp_path: Path) -> None:
-    """A path below a file fails each use, and the database of a newer frd the start, with an error
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
+def test_files_that_cannot_be_used(tmp_path: Path, version: int) -> None:
+    """A path below a file fails each use, and the database of another frd the start, with an error
     that names it and what to do; the file is left alone."""
-    other, newer = tmp_path / "other", tmp_path / "newer"
+    other, foreign = tmp_path / "other", tmp_path / "foreign"
     other.write_bytes(b"")
-    with closing(sqlite3.connect(newer)) as db, db:
-        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    before = newer.read_bytes()
+    with closing(sqlite3.connect(foreign)) as db, db:
+        db.execute(f"PRAGMA user_version = {version}")
+    before = foreign.read_bytes()
     store = FindingStore(other / "db")
     with pytest.raises(StoreError, match=r"findings database: .*other/db.*--data-dir"):
         store.save([opened(finding())])
-    with pytest.raises(StoreError, match=rf"schema version {SCHEMA_VERSION + 1}"):
-        FindingStore(newer)
-    assert newer.read_bytes() == before
-    assert {path.name for path in tmp_path.iterdir()} == {"newer", "other"}
-
-
-def test_a_database_of_an_earlier_version(tmp_path: Path) -> None:
-    """A file of schema version 1 keeps its findings, and stores pauses."""
-    path = tmp_path / "db"
-    stored = finding()
-    with closing(FindingStore(path)) as store:
-        store.save([opened(stored)])
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute("DROP TABLE pauses")  # what version 2 added
-        db.execute("DROP TABLE outbox")  # what version 3 added
-        db.execute("DROP TABLE kept")  # what version 4 added
-        db.execute("DROP TABLE notified")  # what version 4 added
-        db.execute("PRAGMA user_version = 1")
-    with closing(FindingStore(path)) as store:
-        assert store.open_findings() == [stored]
-        store.save_pauses([JobPauses("train", AlignedNs(START))])
-    with closing(FindingStore(path)) as store:
-        assert [one.job for one in store.pauses()] == ["train"]
-        assert store.query() == [stored]
-    with closing(sqlite3.connect(path)) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+    with pytest.raises(StoreError, match=rf"schema version {version} where this frd has {VERSION}"):
+        FindingStore(foreign)
+    assert foreign.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"foreign", "other"}
 
 
 DAMAGE = {

@@ -292,17 +292,12 @@ def test_a_damaged_schema_is_an_error(tmp_path: Path) -> None:
 
 
 def test_what_is_no_journal(tmp_path: Path) -> None:
-    """An absent path, an empty folder, foreign files and an old journal are clear errors; a folder
+    """An absent path, an empty folder and foreign files are clear errors; a folder
     below a file is one of the writer, which drops its records."""
     with pytest.raises(StoreError, match="No such file"):
         replayed(tmp_path / "absent")
     with pytest.raises(StoreError, match="no segments"):
         replayed(tmp_path)
-    old = tmp_path / "00000001.frdj"
-    old.write_bytes(b"FRDJRN01")
-    for path in (tmp_path, old):
-        with pytest.raises(StoreError, match="replay it with that release"):
-            replayed(path)
     (tmp_path / "00000001.sqlite3").write_bytes(b"something else" * 100)
     with pytest.raises(StoreError, match="not a database: name a journal folder"):
         replayed(tmp_path)
@@ -313,9 +308,9 @@ def test_what_is_no_journal(tmp_path: Path) -> None:
     execute(tmp_path / "new" / "00000001.sqlite3", "PRAGMA user_version = 2")
     with pytest.raises(StoreError, match="a newer frd wrote it"):
         replayed(tmp_path / "new")
-    target = journal(old / "journal")
+    target = journal(tmp_path / "other.sqlite3" / "journal")
     target.append([message(1)])
-    assert re.match(r"journal: .*frdj/journal: .*--data-dir", target.error)
+    assert re.match(r"journal: .*sqlite3/journal: .*--data-dir", target.error)
     assert target.dropped == 1
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sqlite3
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -124,15 +122,3 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     save(store, 1)
     assert kept(store, 1) == [1]
     store.close()
-
-
-def test_a_file_of_an_earlier_release(tmp_path: Path) -> None:
-    """It has the same table and no version: its timelines are kept."""
-    path = tmp_path / "timelines.sqlite3"
-    with closing(TimelineStore(path)) as store:
-        save(store, 1)
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("PRAGMA user_version = 0")
-    with closing(TimelineStore(path)) as store:
-        assert kept(store, 1) == [1]
-    assert not path.with_name(f"{path.name}.damaged").exists()

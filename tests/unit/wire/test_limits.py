@@ -11,16 +11,13 @@ import pytest
 from frd.errors import WireError
 from frd.v1 import stream_pb2 as pb
 from frd.wire.declarations import MAX_RANKS
-from frd.wire.decode import Decoder, decode_service
-from frd.wire.encode import encode_agent, encode_service
+from frd.wire.decode import decode_service
+from frd.wire.encode import encode_service
 from frd.wire.limits import LIMITS, MAX_MEMBERS, OTHER_FIELDS, check_message
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
-    MAX_PART_BYTES,
     Ack,
-    Part,
     Request,
-    ResponsePart,
 )
 
 MEMBERS = "declare.groups.ranks"
@@ -176,16 +173,6 @@ def test_large_columns_are_one_item() -> None:
     assert check_message(bytes_field(3, b"\x08\x01" * 500_000)) == 1
 
 
-def test_parts_of_earlier_releases() -> None:
-    """They have a MiB of data, in a message that is larger; other messages may not be."""
-    whole = ResponsePart(2**60, 2**16, Part.DUMP, bytes(MAX_PART_BYTES), True, "s" * 9000)
-    data = encode_agent(whole)
-    assert len(data) > MAX_MESSAGE_BYTES
-    check_message(data)
-    assert error_of(data + data).reason == "too_large"
-    assert error_of(bytes_field(8, bytes(MAX_MESSAGE_BYTES))).field == "message"
-
-
 def test_the_service_keeps_to_the_limit() -> None:
     """Its largest answers, about all ranks that a stream may declare, are what an agent takes."""
     ranks = tuple(range(MAX_RANKS))
@@ -194,16 +181,3 @@ def test_the_service_keeps_to_the_limit() -> None:
         data = encode_service(event)
         assert len(data) <= MAX_MESSAGE_BYTES
         assert decode_service(data) == event
-
-
-def test_a_journal_has_larger_messages() -> None:
-    """Earlier releases accepted 16 MiB, and journals keep what they accepted: it is decoded."""
-    decoder = Decoder()
-    hello = pb.Hello(protocol=1, node="n", boot_id="b", session="s", sent_at_ns=1)
-    decoder.decode(pb.AgentMessage(hello=hello).SerializeToString())
-    attempt = pb.Attempt(job="j" * 4000)
-    attempts = [pb.Attempt(index=i, job=attempt.job) for i in range(500)]
-    data = pb.AgentMessage(declare=pb.Declare(attempts=attempts)).SerializeToString()
-    assert len(data) > MAX_MESSAGE_BYTES
-    assert error_of(data).reason == "too_large"
-    decoder.decode(data)

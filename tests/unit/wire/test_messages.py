@@ -40,7 +40,7 @@ from frd.wire.encode import encode_agent, encode_service
 from frd.wire.limits import check_message
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
-    MAX_PART_BYTES,
+    PART_BYTES,
     REASONS,
     Ack,
     AgentEvent,
@@ -223,7 +223,7 @@ def refusal(decoder: Decoder, data: bytes) -> tuple[str, str]:
 def test_another_protocol_is_refused_with_both_versions() -> None:
     """An agent of another major version hears which version the service speaks."""
     with pytest.raises(
-        WireError, match=r"hello\.protocol: 3 where this service speaks 1 and 2"
+        WireError, match=r"hello\.protocol: 3 where this service speaks 2:"
     ) as caught:
         Decoder().decode(encode_agent(replace(HELLO, protocol=3)))
     assert caught.value.reason == "version"
@@ -272,7 +272,7 @@ def test_hello_without_identity(name: str) -> None:
         (watermarks(completed=np.array([-2, 0])), "watermarks.completed", "range"),
         (watermarks(as_of_ns=np.array([-1, 0])), "watermarks.as_of_ns", "range"),
         (watermarks(as_of_ns=np.array([NOW])), "watermarks.as_of_ns", "length"),
-        (replace(watermarks(), sent_raw_ns=None), "watermarks.sent_raw_ns", "missing"),
+        (replace(watermarks(), sent_raw_ns=NodeRawNs(0)), "watermarks.sent_raw_ns", "missing"),
         (channels(peer=np.array([4])), "channels.peer", "range"),
         (channels(peer=np.array([-2])), "channels.peer", "range"),
         (channels(is_send=np.array([2])), "channels.is_send", "range"),
@@ -298,7 +298,7 @@ def test_hello_without_identity(name: str) -> None:
         (in_phases(0, span(until_ns=YEAR_2200_NS)), "phases.spans.until_ns", "range"),
         (ResponsePart(1, 9, Part.DUMP, b"", True), "response.rank_index", "unknown_index"),
         (
-            ResponsePart(1, 0, Part.DUMP, bytes(MAX_PART_BYTES + 1), True),
+            ResponsePart(1, 0, Part.DUMP, bytes(PART_BYTES + 1), True),
             "response.data",
             "too_large",
         ),
@@ -445,7 +445,7 @@ def test_odd_names_survive() -> None:
     "event",
     [
         Welcome(1, "0.1.0", "instance", MAX_MESSAGE_BYTES),
-        Welcome(2, "0.1.0", "instance", MAX_MESSAGE_BYTES, "frd-1:9373", 3000),
+        Welcome(2, "0.1.0", "instance", MAX_MESSAGE_BYTES, "frd-1:9373"),
         Redirect("frd-1:9373", "the owner of job train"),
         Ack({0: 7, 3: 2**40}),
         Ack(),

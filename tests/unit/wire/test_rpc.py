@@ -23,7 +23,7 @@ def test_a_job_is_named_as_in_messages() -> None:
 
 
 def test_no_job() -> None:
-    """A stream without ranks, an agent of an earlier release, and a peer that sends other bytes."""
+    """A stream without ranks, and a peer that sends other bytes."""
     assert job_metadata(None) == ()
     assert job_of(None) is None
     assert job_of([("authorization", "Bearer x")]) is None

@@ -101,7 +101,7 @@ def command(
     answer = _ask(
         client, query
     )  # with --watch, a wrong address is an error, a later restart is not
-    if job is not None and not answer["findings"] and not _blind(answer):
+    if job is not None and not answer["findings"] and not answer["watching"]["blind"]:
         _require_job(client, job)
     if watch and form == "drawn":
         live.watch(console(), lambda: _picture(_ask(client, query), is_live=True))
@@ -142,13 +142,7 @@ def _exit_code(answer: Mapping[str, Any]) -> int:
     """3 if there are findings; else 4 if frd is blind, else 0."""
     if answer["findings"]:
         return FINDINGS_PRESENT
-    return BLIND if _blind(answer) else 0
-
-
-def _blind(answer: Mapping[str, Any]) -> Sequence[str]:
-    """Why frd is blind; an older service does not report it."""
-    texts: Sequence[str] = answer.get("watching", {}).get("blind", ())
-    return texts
+    return BLIND if answer["watching"]["blind"] else 0
 
 
 def _require_job(client: Client, job: str) -> None:
@@ -173,7 +167,7 @@ def _last(answer: Mapping[str, Any]) -> Sequence[Text]:
     last = list(last_lines(answer))
     if answer["findings"]:
         return last
-    if _blind(answer):
+    if answer["watching"]["blind"]:
         return [Text("no findings, but frd does not see everything", style="yellow"), *last]
     if silent_replicas(answer):
         return [Text("no findings of the replicas that answered", style="yellow"), *last]
@@ -200,7 +194,7 @@ def _follow(client: Client, query: _Query, form: str) -> None:
                     click.echo(msgspec.json.encode(finding).decode("utf-8"))
                 else:
                     _print_records(form, [finding], answer)
-        if live.is_news(shown, "", (list(_blind(answer)), silent_replicas(answer))):
+        if live.is_news(shown, "", (answer["watching"]["blind"], silent_replicas(answer))):
             if is_json:
                 keys = ("watching", "incomplete")
                 value = {key: answer[key] for key in keys if key in answer}

@@ -175,7 +175,7 @@ def _print(answer: Any, text: str, as_json: bool) -> None:
 
 
 def _named(finding: Any) -> str:
-    return f"{finding['id']}: {plain(finding.get('headline') or finding['summary'])}"
+    return f"{finding['id']}: {plain(finding['headline'])}"
 
 
 def _line(silence: Any) -> str:

@@ -174,7 +174,7 @@ class _Memory:
         )
 
 
-def _slice(one: Rise) -> Slice:
+def _slice(one: RecordedRise) -> Slice:
     return Slice(
         one.text,
         "alarming rise" if one.alarming else "rise",

@@ -69,7 +69,7 @@ class Jobs(_List, kw_only=True):
     """What `merge_jobs` needs of an answer."""
 
     jobs: list[_Line]
-    ended: list[_Ended] = []
+    ended: list[_Ended]
 
 
 @decodable

@@ -172,7 +172,7 @@ class Peers:
         return self._of_all(handler, self._findings)
 
     def health(self, handler: Handler) -> Handler:
-        wanted = Wanted("health", merging.Health, merging.merge_health, is_needed=True)
+        wanted = Wanted("health", merging.Health, merging.merge_health)
         return self._of_all(handler, lambda _: wanted)
 
     def cluster(self, handler: Handler) -> Handler:

@@ -37,9 +37,6 @@ class Wanted:
     """One answer of all."""
     job: str | None = None
     """If there is one, only its owner is asked."""
-    is_needed: bool = False
-    """Status 404 is an answer, with nothing in it; if one is needed, it comes from an older release
-    that does not know the path, and counts as none."""
 
 
 class Questions:
@@ -57,7 +54,8 @@ class Questions:
         request: Request,
         wanted: Wanted,
     ) -> tuple[list[Heard], list[str]]:
-        """The answers that have arrived in time, and the names of replicas without one."""
+        """The answers that have arrived in time, and the names of replicas without one. Status 404
+        is an answer, with nothing in it."""
         sent = asked(request, self._view().me, f"/api/v1/{wanted.target}")
 
         async def one(replica: Replica) -> Heard | NoAnswer | None:
@@ -74,7 +72,7 @@ class Questions:
         answers = await asyncio.gather(*map(one, replicas))
         silent = []
         for replica, said in zip(replicas, answers, strict=True):
-            if isinstance(said, NoAnswer) or (wanted.is_needed and said is None):
+            if isinstance(said, NoAnswer):
                 silent.append(replica.name)
             self._heard(replica.name, str(said) if isinstance(said, NoAnswer) else "")
         return [said for said in answers if isinstance(said, Heard)], silent

@@ -65,7 +65,7 @@ class Past:
                 {
                     "job": one.job,
                     "at": utc_text(one.closed_at),
-                    "text": one.headline or one.summary,
+                    "text": one.headline,
                     "finding": one.id,
                     "kind": one.kind.value,
                 }

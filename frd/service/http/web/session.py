@@ -138,7 +138,7 @@ class Sessions:
 
     def _set(self, answer: Response, request: Request, value: str, max_age: int | None) -> None:
         secure = (self._public_url or str(request.url)).lower().startswith("https:")
-        if secure and max_age == 0:  # it may have been set by HTTP, or by an older release
+        if secure and max_age == 0:  # it may have been set by HTTP
             answer.delete_cookie(COOKIE, secure=True, httponly=True, samesite="strict")
         name = SECURE_COOKIE if secure else COOKIE
         answer.set_cookie(

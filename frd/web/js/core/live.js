@@ -238,7 +238,7 @@ export function takeFinding(finding) {
   set({
     open: state.open === null && !isOpen ? null : state.openCut ? open.slice(0, MOST_OPEN) : open,
     changed: finding,
-    announcement: isOpen && !known ? `New finding: ${text(finding.headline) || text(finding.summary)}` : state.announcement,
+    announcement: isOpen && !known ? `New finding: ${text(finding.headline)}` : state.announcement,
   });
 }
 

@@ -114,8 +114,8 @@ export const Tag = ({ value, tone }) =>
 
 export const JobLink = ({ job }) => html`<a href=${jobPath(job)}>${text(job) || "(no name)"}</a>`;
 
-/** The cause; of a finding without a headline, the API's sentence. */
-export const headline = (finding) => text(finding.headline) || text(finding.summary) || `${text(finding.kind)} ${text(finding.id)}`;
+/** The cause. */
+export const headline = (finding) => text(finding.headline);
 
 export const FindingLink = ({ finding }) => html`<a class="row" href=${findingPath(finding.id)}>${headline(finding)}</a>`;
 

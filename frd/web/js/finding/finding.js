@@ -144,7 +144,7 @@ function Details({ finding }) {
   const has = Object.keys(collective).length > 0;
   const held = list(finding.groups_held_up);
   const victims = list(finding.victims);
-  const unknown = list(finding.unknown_ranks ?? finding.unknown);
+  const unknown = list(finding.unknown_ranks);
   const witness = record(finding.witness);
   const opinions = list(finding.second_opinion);
   const seq = number(collective.seq);

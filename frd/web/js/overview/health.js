@@ -24,12 +24,12 @@ export function Health({ health }) {
       head=${["Replica", "State", "Evaluated", "Ingest lag", "Loop lag", "Agents", "Lost entries", "Refused", "Store errors", "Evicted"]}
       rows=${services.map((one) => [
         html`${text(one.replica) || "frd"} <span class="muted">${text(one.version)}</span>`,
-        html`<${Tag} value=${one.not_ready ? "not ready" : one.not_ready === null ? "ready" : "not known"} tone=${one.not_ready ? "bad" : one.not_ready === null ? "good" : "warn"} />`,
+        html`<${Tag} value=${one.not_ready ? "not ready" : "ready"} tone=${one.not_ready ? "bad" : "good"} />`,
         html`<${Mark} bad=${late(one, "evaluated_age_s")} value=${number(one.evaluated_age_s) === null ? "never" : `${duration(one.evaluated_age_s)} ago`} />`,
         html`<${Mark} bad=${late(one, "ingest_lag_s")} value=${duration(one.ingest_lag_s)} />`,
         html`<${Mark} bad=${late(one, "loop_lag_s")} value=${duration(one.loop_lag_s)} />`,
         html`${figure(one.agents)}${one.agents_silent ? html`, <strong class="bad">${figure(one.agents_silent)} silent</strong>` : ", 0 silent"}`,
-        html`<${Mark} bad=${one.gap_entries > 0} value=${figure(one.gap_entries ?? 0)} />`,
+        html`<${Mark} bad=${one.gap_entries > 0} value=${figure(one.gap_entries)} />`,
         html`<${Nonzero} counts=${one.refused} />`,
         html`<${Nonzero} counts=${one.store_errors} />`,
         html`<${Nonzero} counts=${one.evicted} />`,

@@ -132,7 +132,7 @@ function Watching({ jobs }) {
       : ""}
     ${list(jobs.warnings).map((one, i) => html`<p key=${`w${i}`} class="box"><strong>Warning:</strong> <${JobLink} job=${record(one).job} />: ${text(record(one).text)}</p>`)}
     <p class="muted watching">Watched: ${count(running, "job")}, ${count(ranks, "rank")}, ${count(agents, "agent")};${" "}
-      ${last_heard_s === null || last_heard_s === undefined ? "no agent has reported yet" : `last report ${age(last_heard_s)} ago`}.</p>
+      ${last_heard_s === null ? "no agent has reported yet" : `last report ${age(last_heard_s)} ago`}.</p>
   `;
 }
 
@@ -165,7 +165,7 @@ function Jobs({ jobs, open }) {
       html`<${Tag} value=${one.state} />`,
       html`<${Counts} counts=${fates(one.ranks, blames.get(one.job) ?? blamed([]))} calm=${one.ended === true && !one.failure} />${one.gap_entries ? html`, <span class="warn">${figure(one.gap_entries)} entries lost</span>` : ""}`,
       html`<${Pace} pace=${one.pace} />`,
-      one.last_heard_s === null || one.last_heard_s === undefined ? "none yet" : `${age(one.last_heard_s)} ago`,
+      one.last_heard_s === null ? "none yet" : `${age(one.last_heard_s)} ago`,
     ])}
   />`;
 }

@@ -123,7 +123,7 @@ def test_host_memory_of_a_process_out_of_sight(rank: Rank, ranks: Allocators) ->
     raw = rank.target.shm_path.read_bytes()[tap.HOST_AT :]
     assert allocator.parse_host(raw) is not None
     refuses_what_is_torn(allocator.parse_host, raw, tap.HOST_SIZE - 8)
-    assert allocator.parse_host(bytes(tap.HOST_SIZE)) is None, "a tap of an earlier release"
+    assert allocator.parse_host(bytes(tap.HOST_SIZE)) is None, "nothing is written yet"
 
 
 def test_what_the_tap_reads_of_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:

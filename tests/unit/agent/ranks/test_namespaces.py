@@ -122,8 +122,8 @@ def test_out_of_sight_it_is_no_process(tmp_path: Path) -> None:
 
 
 def test_a_number_that_is_used_again(tmp_path: Path) -> None:
-    """In one namespace the start decides, of a socket's peer and of a number alone; a tap of an
-    earlier release names no start, and its process has a thread of the tap."""
+    """In one namespace the start decides, of a socket's peer and of a number alone; a tap that
+    cannot read its start names none, and its process has a thread of the tap."""
     path = tmp_path / f"{TOKEN}.sock"
     with rank(path) as said:
         assert said["pid_namespace"] == tap.pid_namespace()

@@ -9,13 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from frd.model import NodeNs, NodeRawNs
+from frd.model import NodeRawNs
 from frd_agent.proc import Stat, Vital, read_stat
 from frd_agent.ranks.process import Listener, Process, listener
 from tests.world.daemons import until
@@ -139,12 +138,12 @@ def forked(work: Callable[[], None]) -> Iterator[None]:
 
 
 def test_a_used_again_number_is_another_process(child: subprocess.Popen[bytes]) -> None:
-    """The tap of the former owner ran 15 s before this process was started: it is not taken for
-    it."""
-    assert Process.pin(child.pid, NodeNs(time.time_ns() - 15 * 10**9)) is None
-    now = Process.pin(child.pid, NodeNs(time.time_ns()))
+    """The former owner had started at another time: this process is not taken for it."""
+    now = Process.pin(child.pid)
     assert now is not None
+    _, started = now.key
     now.close()
+    assert Process.pin(child.pid, start_ticks=started - 1) is None
 
 
 def test_a_name_with_spaces_and_parentheses(proc_files: Path) -> None:

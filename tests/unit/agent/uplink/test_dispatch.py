@@ -30,12 +30,14 @@ from frd.wire.decode import Decoder
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
+    PROTOCOL,
     AgentEvent,
     Declare,
     Hello,
     Leaving,
     MemoryEvents,
     Statuses,
+    Watermarks,
 )
 from frd_agent.memory.samples import Samples
 from frd_agent.memory.target import Reading
@@ -63,7 +65,8 @@ class Agent:
             for rank in (0, 1)
         ]
         self.group = self.dictionary.group(self.attempt, GroupInfo("0", "default_pg", (0, 1)))
-        self.outbox = Outbox(1000, 100_000)
+        self.dictionary.signature(Signature("gloo", "all_reduce"))
+        self.outbox = Outbox(100_000)
         self.current = CurrentState(self.dictionary.attempt_of)
         self.samples = Samples(1 << 20, self.dictionary.series_number)
         self.host = SeriesInfo(self.ranks[0], SeriesKind.HOST_USED)
@@ -83,20 +86,27 @@ class Agent:
         )
 
 
+HELLO = Hello(PROTOCOL, "0", "node", "boot", "session", NodeNs(1), NodeRawNs(1))
+
+
+def sent(event: AgentEvent) -> AgentEvent:
+    return replace(event, sent_raw_ns=NOW) if isinstance(event, Watermarks) else event
+
+
 class Service:
-    """What a service reads, as its own codec reads it. Watermarks get the raw clock when they are
-    sent, after dispatch: without it they are of protocol 1."""
+    """What a service reads, as its own codec reads it. Watermarks get their times when they are
+    sent, after dispatch."""
 
     def __init__(self) -> None:
         self.decoder = Decoder()
-        self.decoder.decode(encode_agent(Hello(1, "0", "node", "boot", "session", NodeNs(1))))
+        self.decoder.decode(encode_agent(HELLO))
         self.heard: list[AgentEvent] = []
 
     def listen(self, dispatch: Dispatch, *, watermarks_due: bool = True) -> list[AgentEvent]:
         """All that the agent has to say, declarations aside."""
         heard: list[AgentEvent] = []
         while events := dispatch.next(watermarks_due=watermarks_due):
-            heard += [self.decoder.decode(encode_agent(event)) for event in events]
+            heard += [self.decoder.decode(encode_agent(sent(event))) for event in events]
         self.heard += heard
         return [event for event in heard if not isinstance(event, Declare)]
 

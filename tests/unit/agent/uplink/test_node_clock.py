@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from frd.engine.clocks.exchange import SILENT_NS
-from frd.model import NodeNs, WatermarkColumns
+from frd.model import NodeNs, NodeRawNs, WatermarkColumns
 from frd.wire.clock import MAX_READINGS, ClockHello, encode_pong
 from frd.wire.messages import MAX_SLACK_NS, AgentEvent, Goodbye, Watermarks
 from frd_agent.node_time import STEP_NS, read_clocks
@@ -93,7 +93,7 @@ def marks() -> Watermarks:
     none = np.zeros(0, np.int64)
     index = np.zeros(0, np.uint32)
     columns = WatermarkColumns(index, index, none, none, none, none, index, none)
-    return Watermarks(0, columns, NodeNs(0))
+    return Watermarks(0, columns, NodeNs(0), NodeRawNs(0))
 
 
 def sent(stamped: AgentEvent) -> tuple[int, int | None, int]:

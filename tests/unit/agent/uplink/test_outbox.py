@@ -24,7 +24,7 @@ def drain(outbox: Outbox) -> list[tuple[int, int, list[int]]]:
 
 def test_the_oldest_rows_go_when_space_runs_out() -> None:
     """Five rows fit: the first two of the rank that recorded first are dropped and counted."""
-    outbox = Outbox(1_000, 5 * ROW_BYTES)
+    outbox = Outbox(5 * ROW_BYTES)
     outbox.record(rows(0, 1, 2, 3))
     outbox.record(rows(1, 1, 2, 3, 4))
     assert (outbox.rows, outbox.dropped, outbox.dropped_total) == (5, {0: 2}, 2)
@@ -34,7 +34,7 @@ def test_the_oldest_rows_go_when_space_runs_out() -> None:
 def test_the_rest_of_a_batch_is_what_it_was() -> None:
     """Half of a batch is acknowledged before the stream breaks: of every column the other half goes
     out again on a new one."""
-    outbox = Outbox(100, 10_000)
+    outbox = Outbox(100 * ROW_BYTES)
     times = np.arange(4) + np.array([[10], [20], [30]])
     whole = replace(
         rows(0, 1, 2, 3, 4),
@@ -60,7 +60,7 @@ def test_the_rest_of_a_batch_is_what_it_was() -> None:
 
 def test_what_was_acknowledged_makes_no_rank_look_older() -> None:
     """Rank 0's first rows are acknowledged; rank 1's are the oldest then, and go first."""
-    outbox = Outbox(5, 10_000)
+    outbox = Outbox(5 * ROW_BYTES)
     outbox.record(rows(0, 1, 2))
     outbox.record(rows(1, 1, 2))
     outbox.ack({0: 2})
@@ -72,7 +72,7 @@ def test_what_was_acknowledged_makes_no_rank_look_older() -> None:
 
 def test_a_rank_that_starts_again_is_as_young_as_its_rows() -> None:
     """Rank 0 is forgotten and comes again after rank 1: rank 1's rows are the oldest."""
-    outbox = Outbox(4, 10_000)
+    outbox = Outbox(4 * ROW_BYTES)
     outbox.record(rows(0, 1, 2))
     outbox.record(rows(1, 1, 2))
     outbox.forget(0)
@@ -83,7 +83,7 @@ def test_a_rank_that_starts_again_is_as_young_as_its_rows() -> None:
 
 def test_an_agent_that_runs_for_weeks_remembers_only_what_waits() -> None:
     """1,000 batches are acknowledged; the two that wait from the start still go oldest first."""
-    outbox = Outbox(6, 10_000)
+    outbox = Outbox(6 * ROW_BYTES)
     outbox.record(rows(7, 1, 2))
     outbox.record(rows(8, 1, 2))
     for n in range(1, 1_001):
@@ -98,7 +98,7 @@ def test_an_agent_that_runs_for_weeks_remembers_only_what_waits() -> None:
 
 def test_rows_that_a_service_refuses_can_be_dropped() -> None:
     """Everything that waits is cleared; what comes next goes on counting."""
-    outbox = Outbox(100, 10_000)
+    outbox = Outbox(100 * ROW_BYTES)
     outbox.record(rows(0, 1, 2))
     assert outbox.clear() == 2
     outbox.record(rows(0, 3))
@@ -108,7 +108,7 @@ def test_rows_that_a_service_refuses_can_be_dropped() -> None:
 
 def test_the_first_joined_row_that_waits_is_known_by_group() -> None:
     """A replay must stop short of the rows that will report the rest."""
-    outbox = Outbox(100, 10_000)
+    outbox = Outbox(100 * ROW_BYTES)
     outbox.record(rows(0, 4, flags=Flags.COMPLETED))
     outbox.record(rows(0, 5, 6))
     outbox.record(rows(0, 7))
@@ -121,7 +121,7 @@ def test_the_first_joined_row_that_waits_is_known_by_group() -> None:
 def test_rows_that_were_never_sent_are_counted_with_their_rank() -> None:
     """A rank is forgotten while the service is away: nothing of it is sent any more, and its rows
     that were never sent count as dropped; those of another rank wait."""
-    outbox = Outbox(100, 10_000)
+    outbox = Outbox(100 * ROW_BYTES)
     outbox.record(rows(0, 1, 2))
     drain(outbox)
     outbox.record(rows(0, 3, 4, 5))

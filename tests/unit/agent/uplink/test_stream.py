@@ -8,7 +8,6 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from itertools import cycle, repeat
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ async def no_pings(_: Connection) -> None:
 
 
 def stream_to(endpoint: Endpoint, stats: Counters, backoff: Backoff) -> Stream:
-    dictionary, outbox = Dictionary(), Outbox(100_000, 1 << 26)
+    dictionary, outbox = Dictionary(), Outbox(1 << 22)
     current, samples = CurrentState(dictionary.attempt_of), Samples(1, dictionary.series_number)
     return Stream(
         service=endpoint,
@@ -337,35 +336,3 @@ async def test_a_goodbye_that_is_answered_at_once_is_no_loss(
     async with serving(_HangsUp()) as service, running(service.address) as stream:
         await async_until(lambda: stream.connected, "the connection")
     assert warnings(caplog) == []
-
-
-async def test_an_older_service_gets_fewer_pings(caplog: pytest.LogCaptureFixture) -> None:
-    """A service of an earlier release does not say how often pings may come: the agent says goodbye
-    immediately and connects with few pings, and so it does afterwards. When the service has been
-    upgraded, the agent connects again with more."""
-    caplog.set_level(logging.INFO)
-    service = Replica()
-    service.keepalives = repeat(0)
-    async with replicas.serving(service), running(service.address) as stream:
-        await async_until(lambda: stream.connected, "the welcome")
-        assert service.hellos == 2
-        assert isinstance(service.streams[0][-1], Goodbye)
-        assert not stream.keepalive.is_quick
-        stream._was_tuned = False  # as after a few seconds
-        await service.send(Redirect(service.address, "again"))
-        await async_until(lambda: service.hellos == 3 and stream.connected, "a third stream")
-        service.keepalives = repeat(3000)
-        await service.send(Redirect(service.address, "again"))
-        await async_until(lambda: service.hellos == 5 and stream.connected, "a fifth stream")
-        assert stream.keepalive.is_quick
-    assert not warnings(caplog)
-
-
-async def test_releases_that_take_turns_do_not_keep_the_agent_busy() -> None:
-    """Behind one address are processes of two releases: the agent connects again once, not for
-    ever."""
-    service = Replica()
-    service.keepalives = cycle((0, 3000))
-    async with replicas.serving(service), running(service.address) as stream:
-        await async_until(lambda: stream.connected, "the welcome")
-        assert service.hellos == 2

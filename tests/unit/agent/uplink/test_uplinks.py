@@ -31,23 +31,23 @@ from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.endpoint import Endpoint
 from frd_agent.uplink.outbox import ROW_BYTES
 from frd_agent.uplink.reports import Reports
-from frd_agent.uplink.uplinks import LINGER_S, MAX_LINGERING, Limits, Uplinks
+from frd_agent.uplink.uplinks import LINGER_S, MAX_LINGERING, Uplinks
 from tests.world.daemons import async_until, free_address
 from tests.world.messages import entry_columns
 from tests.world.replicas import Replica, serving
 
 NOW: Final = 10**18
-LIMITS: Final = Limits(4_000, 4_000 * ROW_BYTES, 1 << 20)
+OUTBOX_BYTES: Final = 4_000 * ROW_BYTES
 
 
 class Node:
     """An agent's dictionary and uplinks, and ranks without processes."""
 
-    def __init__(self, *addresses: str, limits: Limits = LIMITS) -> None:
+    def __init__(self, *addresses: str, outbox_bytes: int = OUTBOX_BYTES) -> None:
         self.dictionary, self.stats = Dictionary(), Counters()
         self.open: dict[str, list[EntryColumns]] = {}
         self.uplinks = Uplinks(
-            *(Endpoint(addresses), limits, self.dictionary, self.stats, NodeTime(self.stats)),
+            *(Endpoint(addresses), outbox_bytes, self.dictionary, self.stats, NodeTime(self.stats)),
             hello=lambda: Hello(PROTOCOL, "0", "node", "boot", "session", NodeNs(1), NodeRawNs(1)),
             in_flight=lambda job: self.open.get(job, []),
             on_request=lambda stream, request: None,
@@ -72,8 +72,8 @@ class Node:
 
 
 @asynccontextmanager
-async def node(*addresses: str, limits: Limits = LIMITS) -> AsyncIterator[Node]:
-    made = Node(*addresses, limits=limits)
+async def node(*addresses: str, outbox_bytes: int = OUTBOX_BYTES) -> AsyncIterator[Node]:
+    made = Node(*addresses, outbox_bytes=outbox_bytes)
     try:
         yield made
     finally:

@@ -28,9 +28,8 @@ def test_readings_that_cannot_be(row: tuple[int, int, int], why: Refusal) -> Non
     """The whole message is refused, and nothing changes."""
     wall = WallReadings()
     assert wall.read([10 * S], [EPOCH], [100]) is None
-    before = wall.last
     assert wall.read(*zip((11 * S, EPOCH + S, 100), row, strict=True)) is why
-    assert wall.last == before == (10 * S, EPOCH, 100)
+    assert (wall.last_raw, wall.ahead(10 * S)) == (10 * S, (EPOCH - 10 * S, 101))
 
 
 def test_too_many_readings() -> None:
@@ -45,7 +44,7 @@ def test_refusals_do_not_last_for_ever() -> None:
     wall.read([FAR_NS - 5], [EPOCH], [100])
     refusals = [wall.read([second * S], [EPOCH + second * S], [100]) for second in range(20, 40)]
     assert refusals.count(Refusal.BACKWARDS) == 8
-    assert wall.last == (39 * S, EPOCH + 39 * S, 100)
+    assert (wall.last_raw, wall.ahead(39 * S)) == (39 * S, (EPOCH, 101))
 
 
 @pytest.mark.parametrize("step", [3 * S, -3 * S, 5 * MS])
@@ -58,4 +57,4 @@ def test_steps_are_counted(step: int) -> None:
         shown = [EPOCH + raw + step * so_far for raw, so_far in zip(raws, steps, strict=True)]
         assert wall.read(raws, shown, [100, 100]) is None
     assert wall.steps == 2
-    assert wall.last == (7 * HALF, 7 * HALF + EPOCH + 2 * step, 100)
+    assert (wall.last_raw, wall.ahead(7 * HALF)) == (7 * HALF, (EPOCH + 2 * step, 101))

@@ -217,7 +217,7 @@ def test_a_stack_that_cannot_be_had_of_two_suspects() -> None:
 
 
 def test_where_no_rank_can_be_asked() -> None:
-    """The journal of an earlier release: what ranks do is not known, and need not be."""
+    """No question is asked: what ranks do is not known, and need not be."""
     job = Job().group("dp", range(4)).all_reduce("dp", 0)
     job.run(1)
     job.join("dp", [0, 1, 3], 1).run(7)

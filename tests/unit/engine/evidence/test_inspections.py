@@ -396,7 +396,7 @@ def test_a_holder_that_is_found_later() -> None:
 
 
 def test_an_agent_that_cannot_answer_is_left_alone() -> None:
-    """An agent before 0.2 answers with an error: it is not asked again for a while."""
+    """An agent answers with an error: it is not asked again for a while."""
     world = World(2)
     world.agents.silent.add(2)
     world.look(int(MUTE_S) - 1)

@@ -422,7 +422,7 @@ def test_an_inspection_that_is_not_answered(*, answers: bool, pause_s: float) ->
 
 
 def test_a_rank_that_does_not_answer_is_left_alone() -> None:
-    """Its agent is of an earlier release; the agent of the other suspect answers."""
+    """Its agent does not answer; the agent of the other suspect answers."""
     asked = hanging(1, 2)
     asked.silent = {2}
     asked.clear()

@@ -18,6 +18,7 @@ from frd.model import (
     FindingState,
     Kind,
     NodeNs,
+    NodeRawNs,
     RankState,
     RankStatus,
     Stage,
@@ -166,7 +167,7 @@ class Starting:
 
     def _report(self, rank: int) -> None:
         since = self.inside[rank]
-        stage = Stage(self.op if since else "", NodeNs(since or self.now), NodeNs(self.now))
+        stage = Stage(self.op if since else "", NodeRawNs(since or self.now), NodeRawNs(self.now))
         status = RankStatus(rank, RankState.LIVE, NodeNs(START), as_of_ns=self.now, stage=stage)
         self.attempt.observe_status(status, self.now)
         observe.watermarks(self.attempt, [], rank, self.now)

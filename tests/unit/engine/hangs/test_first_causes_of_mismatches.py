@@ -102,7 +102,7 @@ def test_two_ends_that_were_not_in_their_ops_together() -> None:
 
 
 def test_signatures_that_are_not_known_are_not_compared() -> None:
-    """The agent of rank 1 is of an earlier release: the pair is in flight, and no rank is named."""
+    """The agent of rank 1 reports no signatures: the pair is in flight, and no rank is named."""
     scene = pair(4, 8)
     scene.channels[1] = (*scene.channels[1][:7], -1, -1)
     assert scene.only().reason is Reason.NETWORK_OR_DEVICE

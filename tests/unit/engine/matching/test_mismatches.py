@@ -21,7 +21,7 @@ class Job:
 
     def __init__(self, groups: int) -> None:
         self.mismatches, self.groups, self.pairs = Mismatches(), GroupTable(), PairTable()
-        self.signatures = Signatures(10)
+        self.signatures = Signatures()
         self.handles = [self.signatures.handle(one) for one in SIZES]
         for number in range(groups):
             info = GroupInfo(str(number), f"dp{number}", (0, 1, 2, 3))

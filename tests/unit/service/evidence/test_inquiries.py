@@ -153,8 +153,7 @@ async def test_one_rank_of_each_agent() -> None:
 
 
 async def test_the_question_for_nccl_asks_for_nothing_else() -> None:
-    """An agent of an earlier release finds nothing in it that it knows, and does not answer: when
-    the time is over, that is an error."""
+    """The agent does not answer: when the time is over, that is an error."""
     owner = Owner()
     answers = owner.inquiries.ask(KEY, [0], dump=False, stacks=False, ras=True, timeout_s=-0.9)
     async with aclosing(answers):

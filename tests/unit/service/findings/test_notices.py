@@ -42,7 +42,7 @@ def arrives(scene: Scene, receiver: Receiver, *events: str) -> None:
 
 
 def answer(scene: Scene, questions: list[Question]) -> None:
-    """Rank 2 answers what it was asked for, inspections not: its agent is of an earlier release.
+    """Rank 2 answers what it was asked for, inspections not.
     The service evaluates then."""
     stack, none = Stack.of(stack_text("")), {"unanswered": "unknown part", "is_silent": True}
     for question in (one for one in questions if 2 in one.ranks):

@@ -21,7 +21,7 @@ def line(job: str, attempt: int = 0, **others: Any) -> dict[str, Any]:
 
 def said(*lines: Any, at: str = "2026-11-25T00:00:00.000000Z", **watching: Any) -> dict[str, Any]:
     known = {"jobs": 0, "ranks": 0, "agents": 0, "last_heard_s": None, "blind": [], **watching}
-    return {"at": at, "jobs": list(lines), "watching": known, "warnings": []}
+    return {"at": at, "jobs": list(lines), "watching": known, "warnings": [], "ended": []}
 
 
 def merged(first: dict[str, Any], *others: dict[str, Any], view: ClusterView = VIEW) -> Any:
@@ -55,7 +55,7 @@ def test_the_order_of_answers_does_not_matter() -> None:
 
 def test_what_ended_is_that_of_all() -> None:
     """A failed job is known to one replica, a closed finding to all: each is there once, the newest
-    first. A replica of the release before has no such list."""
+    first."""
     failed = {"job": "a", "at": "2026-11-25T00:00:02Z", "kind": "failed", "text": "killed"}
     closed = {"job": "b", "at": "2026-11-25T00:00:01Z", "kind": "stall", "text": "stuck"}
     answers = [said() | {"ended": [closed]}, said() | {"ended": [failed, closed]}, said()]
@@ -77,6 +77,6 @@ def test_a_name_that_is_not_utf_8_arrives() -> None:
     body = (
         b'{"at": "", "jobs": [{"job": "a\\udc80", "attempt": 0}], "warnings": [], "watching": '
         + watching
-        + b"}"
+        + b', "ended": []}'
     )
     assert decode(body, Jobs)["jobs"] == [line("a\udc80")]

@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import httpx
 import pytest
 
 from frd.address import split_address
-from frd.cluster.lease import Replica
 from frd.forms import utc_text
 from frd.model import AlignedNs, Change, FindingEvent
-from frd.service.http.peers.client import Forwarded, PeerClient
 from frd.service.http.peers.relay import FORWARDED
 from frd.service.http.web import events as module
 from frd.v1 import perfetto_pb2 as pb
@@ -60,26 +57,6 @@ def test_health_is_that_of_all_replicas(fresh: Cluster) -> None:
     found = fresh.ask("frd-0", "/api/v1/health").json
     assert [one["replica"] for one in found["services"]] == ["frd-0", "frd-2"]
     assert found["incomplete"] == ["frd-1"]
-
-
-def test_a_replica_of_an_older_release_is_missing(
-    three: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """frd-2 does not know /api/v1/health: the answer says that it lacks its services and nodes. It
-    answers other questions, so the log does not say that it is silent."""
-    real = PeerClient.ask
-
-    async def ask(self: PeerClient, replica: Replica, request: Forwarded) -> httpx.Response | None:
-        if replica.name == "frd-2" and request.target == b"/api/v1/health":
-            return None
-        return await real(self, replica, request)
-
-    monkeypatch.setattr(PeerClient, "ask", ask)
-    found = three.ask("frd-0", "/api/v1/health").json
-    assert [one["replica"] for one in found["services"]] == ["frd-0", "frd-1"]
-    assert found["incomplete"] == ["frd-2"]
-    assert three.ask("frd-0", "/api/v1/jobs").json["incomplete"] == []
-    assert "did not answer" not in caplog.text
 
 
 # -- timelines ---------------------------------------------------------------------------------

@@ -11,12 +11,20 @@ import pytest
 
 from frd.engine.policy import Policy
 from frd.errors import WireError
-from frd.model import AlignedNs, AttemptKey, GroupInfo, NodeNs, RankInfo, Signature
+from frd.model import AlignedNs, AttemptKey, GroupInfo, NodeNs, NodeRawNs, RankInfo, Signature
 from frd.service.access.admission import MAX_DECLARED, Allowance
 from frd.service.ingest.declarations import DeclaredAttempt, DeclaredRank, objects_in
 from frd.service.ingest.streams import Stream, Streams
 from frd.wire.encode import encode_agent
-from frd.wire.messages import AttemptDecl, Declare, GroupDecl, Hello, RankDecl, SignatureDecl
+from frd.wire.messages import (
+    PROTOCOL,
+    AttemptDecl,
+    Declare,
+    GroupDecl,
+    Hello,
+    RankDecl,
+    SignatureDecl,
+)
 from tests.world.sessions import quiet_streams
 
 KEY = AttemptKey("a", 0)
@@ -32,7 +40,8 @@ def streams() -> Streams:
 def stream(streams: Streams, peer: Counter[str], most: int) -> Stream:
     made = streams.open()
     made.session.declared.allowance = Allowance("10.0.0.1", peer, most)
-    streams.take(made, encode_agent(Hello(1, "0", "n", "boot", f"s{made.id}", NodeNs(5 * 10**9))))
+    hello = Hello(PROTOCOL, "0", "n", "boot", f"s{made.id}", NodeNs(5 * 10**9), NodeRawNs(1))
+    streams.take(made, encode_agent(hello))
     streams.take(made, encode_agent(ATTEMPT))
     return made
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frd.model import AlignedNs, AttemptKey, NodeNs
+from frd.model import AlignedNs, AttemptKey, NodeNs, NodeRawNs
 from frd.service.clocks.agent_clocks import AgentClock
 from frd.service.clocks.alignments import guess
 from frd.service.clocks.real_time import RealTime
@@ -14,7 +14,7 @@ NOW = AlignedNs(1_790_000_000_000_000_000)
 
 
 def greeting(key: tuple[str, str]) -> Hello:
-    return Hello(PROTOCOL, "0", f"node {key[0]}", *key, NodeNs(NOW))
+    return Hello(PROTOCOL, "0", f"node {key[0]}", *key, NodeNs(NOW), NodeRawNs(1))
 
 
 class Agents:
@@ -144,7 +144,7 @@ def test_a_goodbye_of_one_job_is_not_that_of_the_agent() -> None:
 
 
 def test_goodbyes_of_all_streams_are_the_agents() -> None:
-    """An older agent, which says only goodbye, ends both of its streams before either is closed."""
+    """An agent that says only goodbye ends both of its streams before either is closed."""
     agents = Agents(a=[0])
     clock = AgentClock("a", guess(NodeNs(NOW), NOW), RealTime())
     agents.nodes.connected(("a", "1"), greeting(("a", "1")), clock, 77, NOW)

@@ -6,7 +6,7 @@ from frd.engine.state.phases import PhasesAt
 from frd.model import AlignedNs, NodeNs, NodeRawNs, PhaseSpan, RankInfo, RankPhases, SuspectPhase
 from frd.service.ingest.session import Session
 from frd.wire.encode import encode_agent
-from frd.wire.messages import AgentEvent, AttemptDecl, Declare, Hello, RankDecl, Statuses
+from frd.wire.messages import PROTOCOL, AgentEvent, AttemptDecl, Declare, Hello, RankDecl, Statuses
 from tests.world.sessions import KEY, NOW, S, Service
 
 RAW_NOW = 77 * S
@@ -17,11 +17,10 @@ def phases(index: int, *spans: PhaseSpan) -> Statuses:
 
 
 def agent(service: Service) -> Session:
-    """A stream of protocol 2 of an agent that hosts ranks 0 and 3, and whose raw clock shows
-    `RAW_NOW`."""
+    """A stream of an agent that hosts ranks 0 and 3, and whose raw clock shows `RAW_NOW`."""
     session = service.session()
     infos = [RankInfo(rank, 4, "n", "boot", 10 + rank) for rank in (0, 3)]
-    send(service, session, Hello(2, "0", "n", "boot", "s", NodeNs(NOW), NodeRawNs(RAW_NOW)))
+    send(service, session, Hello(PROTOCOL, "0", "n", "boot", "s", NodeNs(NOW), NodeRawNs(RAW_NOW)))
     declare = Declare(
         attempts=(AttemptDecl(0, KEY, 4),),
         ranks=tuple(RankDecl(index, 0, info) for index, info in enumerate(infos)),
@@ -57,10 +56,3 @@ def test_a_phase_is_of_a_rank_and_in_aligned_time() -> None:
     known = attempt.tables.phases.known(3)
     assert known is not None
     assert (known.open, len(known.ended)) == ((), 1)
-
-
-def test_an_agent_of_wall_times_has_no_phases() -> None:
-    """Agents of protocol 1 know none: what such a stream says of phases changes nothing."""
-    service = Service()
-    service.stream().send(phases(1, PhaseSpan(("eval",), NodeRawNs(NOW))))
-    assert current(service, 3) is None

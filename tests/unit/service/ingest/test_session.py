@@ -24,6 +24,7 @@ from frd.model import (
     Flags,
     GroupInfo,
     NodeNs,
+    NodeRawNs,
     RankInfo,
     RankState,
     RankStatus,
@@ -35,7 +36,7 @@ from frd.service.ingest import revisions as revisions_module
 from frd.service.ingest.job_runs import Refusal
 from frd.service.ingest.revisions import Revisions
 from frd.service.ingest.shared import RankOwners
-from frd.wire.messages import AttemptDecl, Declare, GroupDecl, Hello, RankDecl, Statuses
+from frd.wire.messages import PROTOCOL, AttemptDecl, Declare, GroupDecl, Hello, RankDecl, Statuses
 from frd_agent.uplink.outbox import part
 from tests.world.messages import entry_columns, p2p_ops, watermarks
 from tests.world.sessions import KEY, NOW, OFFSET, S, Service, Stream, entries
@@ -312,8 +313,8 @@ def test_ranks_without_room_enter_when_there_is_some() -> None:
     other.observe_status(RankStatus(0, RankState.EXITED, NodeNs(1)), now)
     session = service.session()
     stream = Stream.__new__(Stream)
-    stream.service, stream.session, stream.ahead = service, session, 0
-    stream.send(Hello(1, "0", "n", "boot", "s", stream.node_now()))
+    stream.service, stream.session = service, session
+    stream.send(Hello(PROTOCOL, "0", "n", "boot", "s", NodeNs(NOW), stream.node_now()))
     infos = [RankInfo(rank, 60, "n", "boot", 10 + rank) for rank in range(60)]
     ranks = tuple(RankDecl(i, 0, info) for i, info in enumerate(infos))
     stream.send(Declare(attempts=(AttemptDecl(0, KEY, 60),), ranks=ranks))
@@ -338,8 +339,8 @@ def test_a_job_that_does_not_fit_keeps_out_no_other() -> None:
     first, second = service.session(), service.session()
     for number, (session, job) in enumerate(((first, "a"), (second, "d"))):
         stream = Stream.__new__(Stream)
-        stream.service, stream.session, stream.ahead = service, session, 0
-        stream.send(Hello(1, "0", "n", "boot", f"s{number}", stream.node_now()))
+        stream.service, stream.session = service, session
+        stream.send(Hello(PROTOCOL, "0", "n", "boot", f"s{number}", NodeNs(NOW), stream.node_now()))
         engine.room.short.add("e")
         info = RankInfo(0, 1, "n", "boot", 10)
         attempt = AttemptDecl(0, AttemptKey(job, 1), 1)
@@ -416,11 +417,9 @@ def test_waits_are_aligned_again(service: Service, stream: Stream) -> None:
     assert service.rank(0).waiting_s == 0  # no rank waits since the future
 
 
-def test_sends_have_signatures_if_the_agent_reports_them(service: Service, stream: Stream) -> None:
-    """An agent of an earlier release reports no signature of a send, the present one does."""
+def test_sends_have_signatures(service: Service, stream: Stream) -> None:
+    """A row names the signature of its ops, their call, and their place on the channel."""
     attempt = service.engine.attempt(KEY, 4, AlignedNs(NOW))
-    stream.channel(stream.ago(2))
-    assert attempt.snapshot(AlignedNs(service.now)).channels.signature.tolist() == [-1]
     columns = p2p_ops(0, (0, 1, True, 1, stream.ago(2)))
     numbers = np.zeros(1, np.uint32)
     posted = np.array([5])
@@ -429,24 +428,6 @@ def test_sends_have_signatures_if_the_agent_reports_them(service: Service, strea
     assert [snapshot.signatures[i].op for i in snapshot.channels.signature] == ["all_reduce"]
     assert (snapshot.channels.batch.tolist(), snapshot.channels.posted.tolist()) == ([7], [5])
     assert [op.since for op in Waits(snapshot).ops(0)] == [service.now - 2 * S]
-
-
-def test_a_step_of_the_wall_clock_of_an_agent_that_sends_wall_times(
-    service: Service, stream: Stream
-) -> None:
-    """Its watermarks carry readings of both clocks. The wall clock is set ahead while a rank waits:
-    the wait is as long as it was."""
-    service.now += 10 * S
-    stream.session.align(bounded(OFFSET))
-    since = stream.ago(3)
-    stream.watermarks(7, 6, since, raw=True)
-    assert service.rank(0).waiting_s == pytest.approx(3.0, abs=0.01)
-    service.now += S
-    stream.ahead += 500 * S
-    stream.watermarks(7, 6, since, raw=True)
-    assert service.rank(0).waiting_s == pytest.approx(4.0, abs=0.01)
-    stream.watermarks(8, 7, stream.ago(1), raw=True)
-    assert service.rank(0).waiting_s == pytest.approx(1.0, abs=0.01)
 
 
 def test_a_clock_aligns_its_own_ranks_only(service: Service) -> None:
@@ -519,7 +500,7 @@ def test_a_stage_reaches_the_engine_and_ends(service: Service, stream: Stream) -
     wait in aligned time as long as it lasts, and people see it."""
     attempt, since = service.engine.known(KEY), stream.ago(9)
     assert attempt is not None
-    stage = Stage("init_process_group", since, NodeNs(since + 8 * S))
+    stage = Stage("init_process_group", since, NodeRawNs(since + 8 * S))
     alive = RankStatus(1, RankState.LIVE, since, as_of_ns=since + 8 * S, stage=stage)
     stream.send(Statuses((alive,)))
     (wait,) = attempt.snapshot(AlignedNs(service.now)).unrecorded[3]
@@ -536,8 +517,8 @@ def test_a_stage_reaches_the_engine_and_ends(service: Service, stream: Stream) -
 def test_a_stage_without_op_and_line_of_a_rank_with_groups(
     service: Service, stream: Stream
 ) -> None:
-    """A new tap publishes where a rank rests, and an agent of earlier times sends of that only that
-    no group is made: no evidence, for the rank may be in recv. It ends the stage before it."""
+    """Its frames show neither a wait nor a line: no evidence, for the rank may be in recv. It ends
+    the stage before it."""
     attempt, since = service.engine.known(KEY), stream.ago(9)
     assert attempt is not None
     for after_s, op, where, known in [
@@ -545,7 +526,7 @@ def test_a_stage_without_op_and_line_of_a_rank_with_groups(
         (2, "", "", []),
         (3, "", "train.py:8 in step", [""]),
     ]:
-        at = NodeNs(since + after_s * S)
+        at = NodeRawNs(since + after_s * S)
         stage = Stage(op, since, at, where)
         stream.send(Statuses((RankStatus(1, RankState.LIVE, since, as_of_ns=at, stage=stage),)))
         waits = attempt.snapshot(AlignedNs(service.now)).unrecorded.get(3, ())

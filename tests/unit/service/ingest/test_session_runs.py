@@ -127,7 +127,7 @@ def test_the_second_run_counts_once_the_first_has_ended() -> None:
 
 
 def test_an_agent_without_runs_keeps_its_stream() -> None:
-    """An older agent reports two live processes of one rank: the later one is watched."""
+    """An agent reports two live processes of one rank: the later one is watched."""
     service = Service()
     owners = RankOwners()
     stream = service.stream()

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from frd.cli import FINDINGS_PRESENT, run
@@ -33,18 +32,17 @@ from frd.model import (
     RankStatus,
     Reason,
     Stage,
-    UnrecordedWait,
     WaitKind,
     WaitsFor,
     WaitSource,
 )
 from frd.service.clocks.alignments import encode, guess
-from frd.service.journal.payloads import Dismissal, Settings, Waited, decode_payload, encode_payload
+from frd.service.journal.payloads import Dismissal, Settings, decode_payload, encode_payload
 from frd.service.journal.replay import Player, Replayed, replay
 from frd.store.journal import Journal, JournalLimits, read, segments
 from frd.store.records import Record, RecordKind
 from frd.wire.encode import encode_agent
-from frd.wire.messages import PROTOCOLS, AgentEvent, Hello, Statuses, Watermarks
+from frd.wire.messages import PROTOCOL, AgentEvent, Hello, Statuses, Watermarks
 from frd.wire.waits import WaitReport
 from tests.world.asked import stack_text
 from tests.world.messages import declare, entry_columns, watermarks
@@ -77,7 +75,7 @@ def declarations() -> list[AgentEvent]:
     infos = [RankInfo(r, WORLD, "node-a", "boot-a", 100 + r) for r in range(WORLD)]
     whole = declare(infos, key=AttemptKey("train", 0))
     return [
-        Hello(1, "1", "node-a", "boot-a", "session", NodeNs(START)),
+        Hello(PROTOCOL, "1", "node-a", "boot-a", "session", NodeNs(START), NodeRawNs(START)),
         replace(whole, groups=(), signatures=()),
         replace(whole, attempts=(), ranks=()),
         Statuses(tuple(RankStatus(r, RankState.LIVE, NodeNs(START)) for r in range(WORLD))),
@@ -88,20 +86,15 @@ def message(event: AgentEvent, at: int) -> Record:
     return Record(RecordKind.MESSAGE, AlignedNs(at), STREAM, encode_agent(event))
 
 
-def incident(until_s: int = 8, ahead: int = 0, protocol: int = 1) -> Iterator[Record]:
+def incident(until_s: int = 8, ahead: int = 0) -> Iterator[Record]:
     """Seq 0 is done by all; rank 2 never joins seq 1, in which 0 and 1 wait from second 1 on.
 
-    The node's clock is set ahead after its hello, and the service learned of it. In protocol 2,
-    times are those of the node's raw clock, which is far behind.
+    The node's clock is `ahead` of what its hello says, and the service learned of it.
     """
     yield Record(RecordKind.OPENED, AlignedNs(START), STREAM, b"")
     for event in declarations():
-        if protocol == 2 and isinstance(event, Hello):
-            ahead = BOOTED - START
-            yield message(replace(event, protocol=2, sent_raw_ns=NodeRawNs(BOOTED)), START)
-        else:
-            yield message(event, START)
-    if ahead and protocol == 1:
+        yield message(event, START)
+    if ahead:
         learned = guess(NodeNs(START + ahead), AlignedNs(START))
         yield Record(RecordKind.ALIGNED, AlignedNs(START), STREAM, encode(learned))
     for rank in range(WORLD):
@@ -112,9 +105,7 @@ def incident(until_s: int = 8, ahead: int = 0, protocol: int = 1) -> Iterator[Re
         yield message(columns(rank, 1, Flags.JOINED, 2, stuck_at + ahead), stuck_at)
     for second in range(1, until_s):
         at = START + second * SECOND
-        marks = standing([1, 1, 0], stuck_at + ahead, at + ahead)
-        raw_ns = NodeRawNs(at + ahead) if protocol == 2 else None
-        yield message(replace(marks, sent_raw_ns=raw_ns), at)
+        yield message(standing([1, 1, 0], stuck_at + ahead, at + ahead), at)
         yield Record(RecordKind.TICK, AlignedNs(at), 0, b"")
         yield Record(RecordKind.TICK, AlignedNs(at + SECOND // 2), 0, b"")
 
@@ -147,10 +138,9 @@ def replayed(path: Path) -> Replayed:
     return replay(read(path, pytest.fail), pytest.fail)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_stall_is_found_again(tmp_path: Path, protocol: int) -> None:
+def test_stall_is_found_again(tmp_path: Path) -> None:
     """The journal of a stall names the rank that never joined, with the recorded threshold."""
-    result = replayed(recorded(tmp_path, list(incident(protocol=protocol))))
+    result = replayed(recorded(tmp_path, list(incident())))
     (found,) = result.findings
     assert (found.kind, found.state) == (Kind.STALL, FindingState.OPEN)
     assert [(s.rank, s.reason) for s in found.suspects] == [(2, Reason.CPU_STUCK)]
@@ -218,26 +208,6 @@ def test_a_finding_that_was_closed_by_hand_and_is_unknown(tmp_path: Path) -> Non
     assert warnings == ["finding ab12 was closed by hand, but is not open in this journal"]
 
 
-def test_the_waits_of_an_older_journal_are_replayed(tmp_path: Path) -> None:
-    """It has a wait in place of the stacks that showed it. Rank 2 is in recv while the others wait
-    for it: the replay says so, and is less sure; a rank or job that is not known is left out."""
-    at, where = START + 3 * SECOND, "train.py:8 in exchange"
-    since, seen = NodeNs(START + SECOND), NodeNs(at)
-    wait = UnrecordedWait(2, WaitSource.STACK, "recv", since, seen, (), where)
-    records: list[Record] = list(incident())
-    for waited in (
-        Waited("train", 0, wait),
-        Waited("train", 0, replace(wait, rank=9)),
-        Waited("other", 0, wait),
-    ):
-        payload = msgspec.json.encode(waited)
-        records = with_record(records, Record(RecordKind.WAITED, AlignedNs(at), 0, payload))
-    (found,) = replayed(recorded(tmp_path, records)).findings
-    [suspect] = found.suspects
-    assert suspect.confidence is Confidence.MEDIUM
-    assert f"waits in recv ({where})" in suspect.evidence
-
-
 LOCK = WaitReport(
     WaitsFor(WaitKind.LOCK_FILE, Certainty.SEEN, "/ckpt/.lock", topic="a lock", says="it waits"),
     *(NodeRawNs(START + 5 * SECOND), NodeRawNs(START + 7 * SECOND)),
@@ -266,11 +236,10 @@ def answer(at_s: float, occasion: Occasion, rank: int, finding: str, **values: A
     return Answer(1, AttemptKey("train", 0), occasion, finding, rank, at, at, **values)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_answers_are_replayed(tmp_path: Path, protocol: int) -> None:
+def test_answers_are_replayed(tmp_path: Path) -> None:
     """The service took them between its messages; the replay of its journal ends in the same
     finding, word for word: less sure because of the wait, with stack, dump and opinion."""
-    usual = list(incident(10, protocol=protocol))
+    usual = list(incident(10))
     (opened,) = replayed(recorded(tmp_path / "first", usual)).findings
     assert (opened.dump, opened.suspects[0].confidence) == (None, Confidence.HIGH)
     live, journal = Player(pytest.fail), list[Record]()
@@ -323,7 +292,7 @@ def test_a_job_that_had_to_wait_for_room(tmp_path: Path) -> None:
     policy = Policy(stall_after_s=2.0, max_attempts=1)
     info = RankInfo(0, 1, "node-b", "boot-b", 7)
     other = declare([info], key=AttemptKey("other", 0))
-    hello = Hello(1, "1", "node-b", "boot-b", "other", NodeNs(START))
+    hello = Hello(PROTOCOL, "1", "node-b", "boot-b", "other", NodeNs(START), NodeRawNs(START))
     over = Statuses((RankStatus(0, RankState.FINISHED, NodeNs(START)),))
 
     def of_other(event: AgentEvent, at: int = START) -> Record:

@@ -98,15 +98,6 @@ def test_each_segment_begins_with_the_live_streams(tmp_path: Path) -> None:
     ]
 
 
-def test_old_files_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The folder has files of an earlier release: one line in the log says what to do."""
-    old = tmp_path / "00000001.frdj"
-    old.write_bytes(b"FRDJRN01")
-    start(tmp_path).close()
-    assert "1 files (*.frdj) of an earlier release" in caplog.text
-    assert old.exists()
-
-
 def test_a_slow_disk_drops_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too much is waiting: messages are dropped and counted, except those that later ones need."""
     monkeypatch.setattr(writer, "MAX_WAITING_BYTES", -1)
@@ -114,7 +105,7 @@ def test_a_slow_disk_drops_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     index = np.zeros(0, np.uint32)
     columns = WatermarkColumns(index, index, none, none, none, none, index, none)
     journal = start(tmp_path)
-    journal.message(1, AlignedNs(2), b"watermarks", Watermarks(0, columns, NodeNs(1)))
+    journal.message(1, AlignedNs(2), b"watermarks", Watermarks(0, columns, NodeNs(1), NodeRawNs(1)))
     journal.message(1, AlignedNs(3), b"declare", Declare())
     journal.message(1, AlignedNs(4), b"goodbye", Goodbye(""))
     journal.record(RecordKind.CLOSED, AlignedNs(5), 1)
