@@ -349,7 +349,11 @@ class Series(GrowingColumns):
         self.paced_at[row, 0], self.paced[row, 0] = seen, one.high[row]
 
     def _follow(self, row: Int64s, end: Int64s, value: Int64s) -> None:
-        """How high rises are, how fast, and which have fallen back."""
+        """How high rises are, how fast, and which are over."""
+        rests = self._rests(row, end)
+        if rests.any():
+            self._close(row[rests])
+            row, end, value = row[~rests], end[~rests], value[~rests]
         peak = self.peak[row] = np.maximum(self.peak[row], value)
         much = np.maximum(self.visible[row], (peak - self.base[row]) // QUARTER) // CLEAR
         grows = peak > self.grown_to[row] + much
@@ -536,12 +540,15 @@ class Series(GrowingColumns):
         for at in reportable.tolist():
             for rise in self._parts.get(at, ())[-1:]:
                 rise.alarming_at = int(self.end[at])
+        self._close(row[self._rests(row, self.end[row])])
+
+    def _rests(self, row: Int64s, now: Int64s) -> Bools:
+        """The level that these rises have reached has lasted for so long that it is no rise."""
         patience = np.full(len(row), WINDOW_NS)
         small = self.peak[row] - self.base[row] < self.visible[row]
         patience[small | self._began_young(row)] = REVEALED_NS
         patience[self.incident[row] > 0] = SETTLED_NS
-        rests = ~self.excursions.out[row] & (self.end[row] - self.grown_at[row] > patience)
-        self._close(row[rests])
+        return ~self.excursions.out[row] & (now - self.grown_at[row] > patience)
 
     def is_flat(self, row: int) -> bool:
         """It no longer rises, as stairs do for seconds."""
