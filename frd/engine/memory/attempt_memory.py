@@ -209,7 +209,8 @@ class Memory:
         decided = self._decisions.decided
         open_ones = self._decisions.undecided(self._horizon, coverage, is_over=is_over)
         found = [*decided, *open_ones]
-        return list(report(found, coverage.ranks, self._horizon, uncertain))
+        shown = report(found, coverage.ranks, self._horizon, uncertain)
+        return sorted(shown, key=lambda one: one[0].onset)
 
     def view(self) -> MemoryView:
         """The newest values, and a few before them; nothing in it changes afterwards."""
