@@ -180,7 +180,7 @@ def play(job: Job) -> list[MemoryIncident]:
 def history_of(job: Job) -> History:
     memory = Memory(job.policy)
     history = History(memory)
-    feeds = [_Feed(memory, row, job.until) for row in job.rows]
+    feeds = feeds_of(memory, job.rows, job.until)
     failures = sorted(job.failures, key=lambda failure: failure.at)
     for second in range(1, int(job.until) + 3):
         for feed in feeds:
@@ -192,7 +192,12 @@ def history_of(job: Job) -> History:
     return history
 
 
-class _Feed:
+def feeds_of(memory: Memory, rows: Sequence[Row], until: float) -> list[Feed]:
+    """Give each its samples with `upto`."""
+    return [Feed(memory, row, until) for row in rows]
+
+
+class Feed:
     def __init__(self, memory: Memory, row: Row, until: float) -> None:
         self._memory = memory
         sampler = row.sampler
