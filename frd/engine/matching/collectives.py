@@ -290,31 +290,20 @@ class Collectives:
     def facts(self) -> list[Mismatch]:
         return self._mismatches.facts(self._groups, self._pairs, self.signatures)
 
-    def signature_of(self, group: Int32s, seq: Int64s) -> Int64s:
-        """Handles of the signatures of open collectives, -1 when unknown."""
-        slot = self.open_collectives.locate(group, seq)
-        return np.where(
-            self.open_collectives.holds(slot, seq), self.open_collectives.slots.signature[slot], -1
-        )
-
     def ends_early(self, group: Int32s, seq: Int64s) -> Bools:
         """Whether a member may complete it before all members have joined, if its op is known."""
-        signature = self.signature_of(group, seq)
+        signature = self.open_collectives.signatures().of(group, seq)
         early = signature >= 0
         early[early] = ~self.signatures.synchronizing[signature[early]]
         return early
 
     def ops(self) -> Callable[[int, int], str]:
         """The op of a (group, seq) at this time, empty when unknown."""
-        windows, slots = self.open_collectives.windows, self.open_collectives.slots
-        count, known = self._groups.count, self.signatures.known
-        base, capacity = windows.base[:count].copy(), windows.capacity[:count].copy()
-        held, signature = slots.seq.copy(), slots.signature.copy()
+        frozen, known = self.open_collectives.frozen(), self.signatures.known
 
         def op(group: int, seq: int) -> str:
-            size = int(capacity[group])
-            slot = int(base[group]) + (seq & (size - 1))
-            return known[signature[slot]].op if size and held[slot] == seq else ""
+            (signature,) = frozen.of(np.array([group], np.int32), np.array([seq])).tolist()
+            return known[signature].op if signature >= 0 else ""
 
         return op
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -107,9 +107,8 @@ class RetiredCollectives:
 _RETIRED: Final = [c.name for c in fields(RetiredCollectives) if hasattr(Accumulators, c.name)]
 
 
-@dataclass(frozen=True, slots=True)
-class FrozenSignatures:
-    """The windows of all groups, and what each slot holds, at one time."""
+class OpenSignatures(NamedTuple):
+    """The windows of all groups, and what each slot holds."""
 
     base: Int64s
     capacity: Int64s
@@ -118,15 +117,15 @@ class FrozenSignatures:
     seq: Int64s
     signature: Int32s
 
+    def slot(self, group: Int32s, seq: Int64s) -> Int64s:
+        """Slots of rows; -1 where the seq is outside its group's window."""
+        slot = self.base[group] + (seq & (self.capacity[group] - 1))
+        return np.where((seq >= self.low[group]) & (seq < self.high[group]), slot, -1)
+
     def of(self, group: Int32s, seq: Int64s) -> Int64s:
         """Handles of the signatures of open collectives, -1 when unknown."""
-        slot = _located(self, group, seq)
+        slot = self.slot(group, seq)
         return np.where((slot >= 0) & (self.seq[slot] == seq), self.signature[slot], -1)
-
-
-def _located(w: SeqWindows | FrozenSignatures, group: Int32s, seq: Int64s) -> Int64s:
-    slot = w.base[group] + (seq & (w.capacity[group] - 1))
-    return np.where((seq >= w.low[group]) & (seq < w.high[group]), slot, -1)
 
 
 def _distinct(places: Int64s, scratch: Int32s) -> int:
@@ -219,21 +218,15 @@ class OpenCollectives:
 
     # -- the accumulators --------------------------------------------------------------------
 
-    def locate(self, group: Int32s, seq: Int64s) -> Int64s:
-        """Slots of rows; -1 where the seq is outside its group's window."""
-        return _located(self.windows, group, seq)
+    def signatures(self) -> OpenSignatures:
+        """Of what is open, until anything changes."""
+        w, slots = self.windows, self.slots
+        columns = [column[: w.count] for column in (w.base, w.capacity, w.low, w.high)]
+        return OpenSignatures(*columns, slots.seq[: slots.count], slots.signature[: slots.count])
 
-    def frozen(self) -> FrozenSignatures:
-        """The signatures of what is open now."""
-        w, groups, slots = self.windows, self.windows.count, self.slots.count
-        return FrozenSignatures(
-            base=w.base[:groups].copy(),
-            capacity=w.capacity[:groups].copy(),
-            low=w.low[:groups].copy(),
-            high=w.high[:groups].copy(),
-            seq=self.slots.seq[:slots].copy(),
-            signature=self.slots.signature[:slots].copy(),
-        )
+    def frozen(self) -> OpenSignatures:
+        """The same for good."""
+        return OpenSignatures(*(column.copy() for column in self.signatures()))
 
     def merge(
         self,
