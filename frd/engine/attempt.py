@@ -521,31 +521,18 @@ class Attempt:
 
     def snapshot(self, now: AlignedNs) -> Snapshot:
         """Progress of every rank; immutable."""
-        self._collectives.settle(now)
-        pairs = snapshot_parts.pairs(self.tables, self._collectives.ends_early, now)
-        return Snapshot(
-            key=self.key,
-            now=now,
-            world_size=self.world_size,
-            groups=tuple(self._groups.infos),
-            threshold_ns=snapshot_parts.thresholds_ns(self.tables, self._policy.stall_after_ns),
-            pairs=pairs,
-            op=self._collectives.ops(),
-            channels=self._channels.snapshot(self._ranks, now),
-            signatures=self._collectives.signatures.known,
-            mismatches=self._collectives.facts(),
+        collectives, least_ns = self._collectives, self._policy.stall_after_ns
+        collectives.settle(now)
+        of = self.tables, self.key, self.world_size, collectives.ops()
+        return replace(
+            snapshot_parts.snapshot(*of, least_ns, collectives.ends_early, now),
+            signatures=collectives.signatures.known,
+            mismatches=collectives.facts(),
             attended_since=self.attended_since,
             utc_ahead_ns=self.utc_ahead_ns,
             created_at=self.created_at,
-            p2p_ranks=frozenset(self._channels.seen),
-            unread=frozenset(self._ranks.unread),
-            hidden=frozenset(self._pairs.rank[self._pairs.hidden].tolist()),
-            unshown=frozenset(self._pairs.group[self._pairs.unshown].tolist()),
-            unrecorded=self.tables.unrecorded.snapshot(self._ranks, now),
-            unanswered=dict(self.tables.unrecorded.unanswered),
             can_ask=self.can_ask,
             call_threshold_ns=self.call_thresholds_ns(now),
-            **snapshot_parts.ranks(self.tables, pairs, now),
         )
 
     def view(self, now: AlignedNs) -> AttemptView:

@@ -220,13 +220,13 @@ class OpenCollectives:
 
     def signatures(self) -> OpenSignatures:
         """Of what is open, until anything changes."""
-        w, slots = self.windows, self.slots
-        columns = [column[: w.count] for column in (w.base, w.capacity, w.low, w.high)]
-        return OpenSignatures(*columns, slots.seq[: slots.count], slots.signature[: slots.count])
+        w, s = self.windows, self.slots
+        windows = [column[: w.count] for column in (w.base, w.capacity, w.low, w.high)]
+        return OpenSignatures._make([*windows, s.seq[: s.count], s.signature[: s.count]])
 
     def frozen(self) -> OpenSignatures:
         """The same for good."""
-        return OpenSignatures(*(column.copy() for column in self.signatures()))
+        return OpenSignatures._make(column.copy() for column in self.signatures())
 
     def merge(
         self,
