@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -63,17 +63,6 @@ from frd.model import (
     UnrecordedWait,
     WaitSource,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """What one batch of entries changed."""
-
-    rows: int
-    duplicates: int
-    """Rows that report nothing new."""
-    joined: int
-    completed: int
 
 
 class Attempt:
@@ -260,10 +249,11 @@ class Attempt:
 
     # -- observations ------------------------------------------------------------------------
 
-    def observe_entries(
+    def check_entries(
         self, rows: EntryRows, *, replay: bool, session: int = -1, now: AlignedNs
-    ) -> Applied:
-        """Transitions of one rank, in recording order; all of them or, on an error, none.
+    ) -> CheckedEntries:
+        """Transitions of one rank (at least one), in recording order, that `apply_entries` can
+        apply, as long as no other rows of the rank are applied before. Changes nothing.
 
         `session` is the number of the agent session (see `SessionClocks.set`). With `replay`, as
         when it has taken the rank over, rows that were applied before are dropped.
@@ -271,22 +261,6 @@ class Attempt:
         Raises:
             WireError: when the seqs of a group do not rise, or a row is of no member.
         """
-        if not len(rows):
-            return Applied(0, 0, 0, 0)
-        checked = self.check_entries(rows, replay=replay, session=session, now=now)
-        self.apply_entries([checked])
-        return Applied(
-            rows=len(rows),
-            duplicates=checked.duplicates,
-            joined=len(checked.joined) if checked.joined is not None else 0,
-            completed=len(checked.completed) if checked.completed is not None else 0,
-        )
-
-    def check_entries(
-        self, rows: EntryRows, *, replay: bool, session: int = -1, now: AlignedNs
-    ) -> CheckedEntries:
-        """The first half of `observe_entries`, which changes nothing: rows (at least one) that
-        `apply_entries` can apply, as long as no other rows of the rank are applied before."""
         pairs, batch = self._pairs, EntryBatch(rows)
         joined = batch.news(batch.joins, pairs.joined_row, replay=replay)
         completed = batch.news(batch.completes, pairs.completed_row, replay=replay)
@@ -309,7 +283,7 @@ class Attempt:
         return contradicting(rows, joined, completed)
 
     def apply_entries(self, messages: Sequence[CheckedEntries]) -> None:
-        """The second half of `observe_entries`, for messages of different ranks together."""
+        """Apply messages of different ranks together."""
         pairs, ranks = self._pairs, self._ranks
         for one in messages:
             self._note_unread(one)
