@@ -26,15 +26,7 @@ from frd.engine.matching.collectives import Collectives
 from frd.engine.matching.usual_waits import GroupKind, LongWait
 from frd.engine.memory.attempt_memory import Memory
 from frd.engine.policy import Policy
-from frd.engine.room import (
-    OF_ATTEMPT,
-    OF_GROUP,
-    OF_SERIES,
-    Room,
-    of_rank,
-    of_signature,
-    of_texts,
-)
+from frd.engine.room import OF_ATTEMPT, OF_GROUP, OF_SERIES, Room, of_rank, of_signature, of_texts
 from frd.engine.state import snapshot_parts, status_view, watermarks
 from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.entry_batch import CheckedEntries, EntryBatch, EntryRows, Rows, contradicting

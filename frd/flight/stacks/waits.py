@@ -18,12 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from frd.flight.stacks.text import (
-    ProcessStack,
-    StackFrame,
-    is_machinery,
-    is_of_standard_library,
-)
+from frd.flight.stacks.text import ProcessStack, StackFrame, is_machinery, is_of_standard_library
 from frd.model import DEVICE, IDLE, POLL
 
 _C10D: Final = "torch/distributed/distributed_c10d.py"
