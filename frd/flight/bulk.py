@@ -53,21 +53,19 @@ class _Odd(Exception):
     """A value does not match the schema."""
 
 
-def parse_columns(
-    data: bytes, into: Dictionaries, *, source: str, max_bytes: int = MAX_BYTES
-) -> FileColumns:
+def parse_columns(data: bytes, into: Dictionaries, *, source: str) -> FileColumns:
     """The dump in `data`, as `parse` reads it.
 
     Raises:
         DumpError: as `parse`.
     """
-    data = unpack(data, source, max_bytes)
+    data = unpack(data, source, MAX_BYTES)
     if data.startswith(PICKLE) and (in_step := read(data, source)) is not None:
         try:
             return _columns(in_step, Budget(len(data), source), into, source)
         except (_Odd, DumpError, msgspec.MsgspecError):
             pass
-    return columns_of(parse(data, source=source, max_bytes=max_bytes), into)
+    return columns_of(parse(data, source=source), into)
 
 
 def _columns(found: InStep, budget: Budget, into: Dictionaries, source: str) -> FileColumns:

@@ -33,18 +33,6 @@ def load_dump(
     return parse(data, source=str(path), max_bytes=max_bytes, most=most)
 
 
-def load_columns(
-    path: str | os.PathLike[str], into: Dictionaries, *, max_bytes: int = MAX_BYTES
-) -> FileColumns:
-    """The dump in one file as columns over `into`.
-
-    Raises:
-        DumpError: as `load_dump`.
-    """
-    path = Path(path)
-    return parse_columns(_bytes(path, max_bytes), into, source=str(path), max_bytes=max_bytes)
-
-
 def _bytes(path: Path, max_bytes: int) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -84,7 +72,7 @@ class Reader:
         """Never raises: an error in one file must not stop the reading of the others."""
         columns, error = None, ""
         try:
-            columns = load_columns(path, self._into)
+            columns = parse_columns(_bytes(path, MAX_BYTES), self._into, source=str(path))
         except Exception as problem:
             error = _why(path, problem)
         tables = [table.items for table in self._into.tables]
