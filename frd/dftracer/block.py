@@ -35,6 +35,8 @@ class Calls:
     """Index in `files` by a hash that is a number, as in v1."""
     texts: dict[tuple[int, int], KeyTable] = field(default_factory=dict)
     """What name and category mean (`frd.dftracer.scan`), by how many words each of them has."""
+    kinds: dict[int, int] = field(default_factory=dict)
+    """Kind by category and name, as `cat << 32 | name`."""
 
 
 @dataclass(frozen=True, slots=True)
