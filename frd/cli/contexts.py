@@ -16,10 +16,12 @@ from pathlib import Path
 import click
 import msgspec
 
+from frd.decodable import decodable
 from frd.errors import ConfigError
 from frd.usage import guess
 
 
+@decodable
 class Context(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Options that name a service."""
 
@@ -31,6 +33,7 @@ class Context(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     insecure: bool = False
 
 
+@decodable
 class Contexts(msgspec.Struct, forbid_unknown_fields=True):
     current: str = ""
     contexts: dict[str, Context] = {}

@@ -27,7 +27,14 @@ from frd.engine.memory.walk.inbox import Inbox
 from frd.engine.memory.walk.levels import SECOND
 from frd.engine.memory.walk.rank_rise import RankRise
 from frd.engine.memory.walk.recent import BIN_NS
-from frd.engine.memory.walk.series import HOST_KINDS, KINDS, SETTLED_NS, SHARED_KINDS, Series
+from frd.engine.memory.walk.series import (
+    HOST_KINDS,
+    KINDS,
+    OWN_KINDS,
+    SETTLED_NS,
+    SHARED_KINDS,
+    Series,
+)
 from frd.engine.policy import Policy
 from frd.engine.views import MemoryView, Rise
 from frd.model import (
@@ -110,8 +117,9 @@ class Memory:
         kinds = {KINDS[series.kind[other]]: other for other in rows_nearby}
         container = kinds.get(SeriesKind.CGROUP_USED if on_host else SeriesKind.DEVICE_USED)
         series.container[rows_nearby] = rows_nearby if container is None else container
-        own = kinds.get(SeriesKind.HOST_USED if on_host else SeriesKind.PROCESS_USED, -1)
-        series.own[rows_nearby] = own
+        series.own[rows_nearby] = next((kinds[kind] for kind in OWN_KINDS if kind in kinds), -1)
+        of_pool = series.pool[: row + 1] == series.pool[row]
+        series.crowded[: row + 1][of_pool] = len(np.unique(series.rank[: row + 1][of_pool])) > 1
         # Tensors come and go within what the allocator holds; if that is known, it counts.
         tensors = series.kind[rows_nearby] == KINDS.index(SeriesKind.TORCH_ALLOCATED)
         series.watched[rows_nearby] = ~tensors | (len(kinds) == 1)

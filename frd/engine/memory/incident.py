@@ -34,6 +34,8 @@ class MemoryIncident:
     """A slow, steady rise over a long time."""
     of_others: bool = False
     """Processes took the memory that belong to no rank: no rank is the cause."""
+    is_known: bool = True
+    """What the processes of ranks hold there is known."""
     common: bool = False
     """(Nearly) all ranks rose together: none of them is the cause."""
     rows: dict[int, int] = field(default_factory=dict)

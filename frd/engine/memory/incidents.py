@@ -252,6 +252,7 @@ class Incidents:
             on_host=on_host,
             limit=int(self._series.hi[row].min()),
             of_others=True,
+            is_known=bool((self._series.own[row] >= 0).any()),
             is_certain=True,
         )
         self._known.append(incident)

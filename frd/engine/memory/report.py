@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Final, assert_never
 
 from frd.engine.findings import text
-from frd.engine.memory.decisions import COMMON, NEARLY_ALL, Decision, Outcome
+from frd.engine.memory.decisions import COMMON, COMPARABLE, NEARLY_ALL, Decision, Outcome
 from frd.engine.memory.text import duration, size, whose
 from frd.engine.memory.walk.levels import REVEALED_NS, SECOND, WINDOW_NS
 from frd.engine.memory.walk.rank_rise import FOREVER, RankRise
@@ -54,6 +54,44 @@ def report(
         is_sure = not (others_follow or uncertain)
         rise = _rise(parts, first, following, uncertain, now, _suspects(parts, is_sure))
         yield replace(rise, text=_text(rise, one)), first
+        if one.outcome in COMMON and (left := _left_behind(one, now)) is not None:
+            yield left
+
+
+def _left_behind(one: Decision, now: int) -> tuple[Rise, RankRise] | None:
+    """All rose together, and one rank went on for long after the others had stopped: it has left
+    them behind since then."""
+    *others, last = sorted(one.rises, key=lambda rise: rise.end)
+    gains = [rise.gain for rise in others if rise.rank != last.rank]
+    if not gains or others[-1].end == FOREVER or min(last.end, now) - others[-1].end < REVEALED_NS:
+        return None
+    lead = last.gain - max(gains)
+    if lead < COMPARABLE * last.gain:
+        return None
+    began = others[0].end, others[-1].end
+    rise = Rise(
+        ranks=(last.rank,),
+        suspects=(RiseSuspect(last.rank, Confidence.MEDIUM),),
+        series=last.kind,
+        device=last.device,
+        onset=began,
+        end_ns=min(last.end, now),
+        bytes=lead,
+        took_s=max(last.grown - began[0], 0) / SECOND,
+        peak_bytes=last.peak,
+        fell_back=last.back < FOREVER,
+        alarming=last.alarming_at < FOREVER,
+        common_cause=False,
+        next_rank=None,
+        lead_ns=0,
+        unknown=(),
+        attribution=last.attribution,
+        text="",
+    )
+    kind = "host memory" if last.on_host else "memory"
+    how = f"went on to rise when that of {text.ranks(sorted(one.ranks - {last.rank}))} had stopped"
+    parts = (f"{kind} of rank {last.rank} {how}: {_figures(rise)}", whose(rise.attribution))
+    return replace(rise, text="; ".join(filter(None, parts))), last
 
 
 def _merged(ordered: Iterable[Decision], now: int) -> list[list[Decision]]:
@@ -169,8 +207,7 @@ def _next(one: Decision, later: Iterable[Parts]) -> RankRise | None:
 
 def _text(rise: Rise, one: Decision) -> str:
     kind = "host memory" if one.rises[0].on_host else "memory"
-    figures = f"+{size(rise.bytes)} in {duration(rise.took_s)} at {clock_text(rise.onset[1])}"
-    parts = [f"{kind} of {text.ranks(rise.ranks)} {_how(one)}: {figures}"]
+    parts = [f"{kind} of {text.ranks(rise.ranks)} {_how(one)}: {_figures(rise)}"]
     if one.outcome is Outcome.UNDECIDED:
         parts.append(_too_early(rise))
     elif rise.suspects:
@@ -185,6 +222,10 @@ def _text(rise: Rise, one: Decision) -> str:
     if rise.unknown and one.outcome is Outcome.FIRST and one.cause is None:
         parts.append(f"{text.ranks(rise.unknown)}: may have risen as early, or earlier")
     return "; ".join(filter(None, parts))
+
+
+def _figures(rise: Rise) -> str:
+    return f"+{size(rise.bytes)} in {duration(rise.took_s)} at {clock_text(rise.onset[1])}"
 
 
 def _how(one: Decision) -> str:

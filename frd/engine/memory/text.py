@@ -55,9 +55,10 @@ def headline(incident: MemoryIncident, nodes: str = "") -> str:
     many = len(incident.ranks) > 1
     doubt = ", too close together to say which of them" if many else ""
     if incident.of_others:
+        others = "processes of no rank" if incident.is_known else "unknown processes"
         if incident.kind is Kind.OOM:
-            return f"{failed} ran out of {memory}, which processes of no rank took"
-        return f"{memory} of {nodes or 'a node'} is taken by processes of no rank"
+            return f"{failed} ran out of {memory}, which {others} took"
+        return f"{memory} of {nodes or 'a node'} is taken by {others}"
     if incident.kind is Kind.OOM:
         if incident.common or not _figures(first_rise(incident), 0):
             return f"{failed} ran out of {memory}"

@@ -150,6 +150,9 @@ class Excursions(GrowingColumns):
         rise = top - high
         was_established, was_ready = self.established[row], self.ready[row]
         established = was_established | (rise >= self._enough(row))
+        # A jump that has just made it a rise: it may have begun only there.
+        jumped = established & ~was_established & (2 * (value - self._values[row, -1]) >= rise)
+        self.hi[row[jumped]] = end[jumped]
         still, still_low = self._grow(row, end, value, rise, established)
         floor = np.maximum(self.band[row], high + rise // QUARTER)
         is_below = value <= floor
@@ -229,7 +232,7 @@ class Excursions(GrowingColumns):
         range may have begun while the series was low, last at `low_at`: then, or for as long
         before as a slope would have been hidden there.
         """
-        lo, hi, twice = self.lo[row], self.hi[row], self.twice_at[row]
+        lo, hi, twice = self.lo[row], self.seen[row], self.twice_at[row]
         height, beyond = self.band[row] - self.low[row], self.top[row] - self.band[row]
         share = np.minimum(height / np.maximum(beyond, 1), 2)
         jumped = twice == hi
@@ -238,6 +241,7 @@ class Excursions(GrowingColumns):
         bottom = np.minimum(low_at, lo)
         hidden = bottom - 2 * (hi - bottom) // (QUARTER - 1)
         gentle = np.minimum(np.maximum(lo - 2 * slow, hidden), lo)
+        gentle = np.where(self.hi[row] > hi, lo, gentle)  # it jumped
         moves, rise = self.high[row] - self.low[row], self.top[row] - self.high[row]
         return np.where(self.of_ramp[row] | (moves * CLEAR <= rise), gentle, hidden)
 
@@ -258,7 +262,7 @@ class Excursions(GrowingColumns):
         self, row: Int64s, end: Int64s, value: Int64s, rose: Int64s, is_over: Bools
     ) -> Bools:
         """Which of these have just become much steeper than ever before. What was a rise without
-        the steeper part ends there, and another one begins; else it may have begun only there."""
+        the steeper part ends there, and another one begins."""
         rise, enough = self.top[row] - self.high[row], self._enough(row)
         steep = QUARTER * np.maximum(self.steepest[row], self.noise)
         large = np.maximum(enough, np.maximum(rise // QUARTER, steep))
@@ -275,7 +279,6 @@ class Excursions(GrowingColumns):
         top, lo = values[pick, first], self._begins[one, first]
         hi = np.column_stack((self._ends[one], end[at]))[pick, first + 1]
         is_rise = top - self.high[one] >= enough[at]
-        self.hi[one[~is_rise & ~self.of_ramp[one]]] = hi[~is_rise & ~self.of_ramp[one]]
         one, top, lo, hi, at = (column[is_rise] for column in (one, top, lo, hi, at))
         divided[at] = True
         calm, steepest = self.samples[one], self.steepest[one]

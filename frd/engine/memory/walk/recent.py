@@ -11,6 +11,7 @@ from frd.engine.state.tables import GrowingColumns, column
 from frd.model import Int64s
 
 BIN_NS: Final = 2 * SECOND
+"""A value for people is of so long: of a training step, mostly."""
 BINS: Final = 16
 
 

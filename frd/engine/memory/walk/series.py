@@ -56,8 +56,15 @@ HOST_KINDS: Final = frozenset({SeriesKind.HOST_USED, SeriesKind.CGROUP_USED})
 SHARED_KINDS: Final = frozenset({SeriesKind.DEVICE_USED, SeriesKind.CGROUP_USED})
 """Of all processes on the device or in the cgroup; the other kinds are of one process."""
 
+_TORCH: Final = [KINDS.index(SeriesKind.TORCH_RESERVED), KINDS.index(SeriesKind.TORCH_ALLOCATED)]
+OWN_KINDS: Final = (
+    *(SeriesKind.HOST_USED, SeriesKind.PROCESS_USED),
+    *(SeriesKind.TORCH_RESERVED, SeriesKind.TORCH_ALLOCATED),
+)
+"""What a rank's own processes hold; the first one known says it best."""
+
 _KEPT: Final = frozenset(
-    ("rank", "kind", "pool", "container", "own", "on_host", "shared", "watched")
+    ("rank", "kind", "pool", "container", "own", "crowded", "on_host", "shared", "watched")
     + ("leak_seen", "leak_rate")
 )
 """What a series keeps when its rank is another process: its identity; and its leak, which is over
@@ -76,6 +83,8 @@ class Series(GrowingColumns):
     """The row that shows how much of the capacity is used by all processes; else its own row."""
     own: Int32s = column(np.int32, -1)
     """The row that shows how much of it the rank's own processes hold; -1 none."""
+    crowded: Bools = column(np.bool_)
+    """Several ranks share the device, or the memory of the node."""
     on_host: Bools = column(np.bool_)
     shared: Bools = column(np.bool_)
     watched: Bools = column(np.bool_)
@@ -340,7 +349,11 @@ class Series(GrowingColumns):
         self.paced_at[row, 0], self.paced[row, 0] = seen, one.high[row]
 
     def _follow(self, row: Int64s, end: Int64s, value: Int64s) -> None:
-        """How high rises are, how fast, and which have fallen back."""
+        """How high rises are, how fast, and which are over."""
+        rests = self._rests(row, end)
+        if rests.any():
+            self._close(row[rests])
+            row, end, value = row[~rests], end[~rests], value[~rests]
         peak = self.peak[row] = np.maximum(self.peak[row], value)
         much = np.maximum(self.visible[row], (peak - self.base[row]) // QUARTER) // CLEAR
         grows = peak > self.grown_to[row] + much
@@ -527,12 +540,15 @@ class Series(GrowingColumns):
         for at in reportable.tolist():
             for rise in self._parts.get(at, ())[-1:]:
                 rise.alarming_at = int(self.end[at])
+        self._close(row[self._rests(row, self.end[row])])
+
+    def _rests(self, row: Int64s, now: Int64s) -> Bools:
+        """The level that these rises have reached has lasted for so long that it is no rise."""
         patience = np.full(len(row), WINDOW_NS)
         small = self.peak[row] - self.base[row] < self.visible[row]
         patience[small | self._began_young(row)] = REVEALED_NS
         patience[self.incident[row] > 0] = SETTLED_NS
-        rests = ~self.excursions.out[row] & (self.end[row] - self.grown_at[row] > patience)
-        self._close(row[rests])
+        return ~self.excursions.out[row] & (now - self.grown_at[row] > patience)
 
     def is_flat(self, row: int) -> bool:
         """It no longer rises, as stairs do for seconds."""
@@ -583,14 +599,17 @@ class Series(GrowingColumns):
         return int(self.rank[row]), int(self.pool[row])
 
     def is_others(self, row: Int64s) -> Bools:
-        """Whole devices and cgroups, of ranks of which is known what they hold there, or that
-        several ranks share: what they hold does not accuse them."""
+        """Whole devices and cgroups that several ranks share, or of which is known what the rank's
+        processes hold there: what they show does not accuse a rank."""
         own = self.own[row]
-        return self.shared[row] & (own >= 0) & (self.first[own] > 0)
+        # Of what torch holds, a process may hold more, for NCCL or the driver.
+        is_held = (own >= 0) & (self.first[own] > 0) & ~np.isin(self.kind[own], _TORCH)
+        return self.shared[row] & (is_held | self.crowded[row])
 
     def taken_by_others(self, row: Int64s) -> Int64s:
         """Of the rise of whole devices and cgroups what is not of ranks on that device or node."""
-        own = np.flatnonzero((self.watched & self.known & ~self.shared)[: self.count])
+        own = np.unique(self.own[: self.count]).astype(np.int64)
+        own = own[(own >= 0) & self.known[own]]
         of_ranks = np.bincount(self.pool[own], self.gain(own), self.count)
         others = self.peak[row] - self.base[row] - of_ranks[self.pool[row]].astype(np.int64)
         return np.where(self.shared[row] & self.rising[row], np.maximum(others, 0), 0)
