@@ -16,7 +16,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
-from frd.flight.pickles.torch_pickle import TorchPickler
+from frd.flight.write import TorchPickler
 
 PREFIX: Final = "nccl_trace_rank_"
 TENSOR_PARALLEL: Final = 8

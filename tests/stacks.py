@@ -15,8 +15,10 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+from frd.engine.evidence.answers import Stack
 from frd.flight.stacks.places import activity_of
 from frd.flight.stacks.text import processes
+from frd.flight.stacks.waits import Call
 from frd_agent.ranks.stacks.children import child_stacks
 from frd_agent.ranks.stacks.outside import from_py_spy
 from frd_agent.ranks.stacks.reader import StackReader
@@ -32,6 +34,22 @@ PLACES = (
     *("save", "save_sharded", "load", "loader", "pinned", "in_process", "shutdown", "compile"),
     *("collect", "backward", "subprocess", "debugger", "spin", *PAIRS),
 )
+
+
+def call_of(text: str) -> Call | None:
+    """The call that the text of a rank's stack shows; None if its main thread is elsewhere."""
+    place = Stack.of(text).place
+    return place if place is not None and place.op else None
+
+
+def elsewhere_of(text: str) -> Call | None:
+    """Where it shows the main thread, if that is in no call."""
+    place = Stack.of(text).place
+    return place if place is not None and not place.op else None
+
+
+def has_stack(text: str) -> bool:
+    return Stack.of(text).place is not None
 
 
 def _record(place: str, folder: Path) -> None:

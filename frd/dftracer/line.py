@@ -3,8 +3,13 @@
 The dialect is decided line by line from its shape, because the version that a trace states is
 unreliable. DFTracer writes strings without escaping them, cuts a line that is longer than its
 buffer, and then loses the newline, so that the next record is glued to the cut one: `records_of`
-recovers what can be recovered. A line with a quote or a backslash in a text is no JSON:
-`frd.dftracer.salvage` reads it.
+recovers what can be recovered.
+
+A quote or a backslash in a text, such as ``"note":"a"c"``, makes a line that is no JSON, but breaks
+nothing of it that frd needs: all fields up to ``args`` have a fixed order and form. The fields of
+``args`` are separated at commas, as `frd.dftracer.scan` does it, and those whose value is JSON are
+kept. So the same line means the same whether it is read by the fast way or by this one, and is not
+counted as broken. A line that was cut or has lost bytes before ``args`` is broken.
 """
 
 from __future__ import annotations
@@ -13,13 +18,13 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from frd.dftracer.salvage import document_of
 from frd.forms import encodable
 
 MAX_INT: Final = (1 << 63) - 1
@@ -34,6 +39,18 @@ _GLUE: Final = re.compile(rb'(?<!"args":)(?=\{"(?:id|name)":)')
 """Where a record begins. The arguments of a v1 metadata line begin with a name as well."""
 _ARRAY: Final = (b"[", b"]")
 """The first and last line of the dialects before 2.2."""
+_HEAD: Final = re.compile(
+    rb'\{(?:"id":[^,]*,)?"name":"([^"\\]*)","cat":"([^"\\]*)",(?:"type":[^,]*,)?'
+    rb'"pid":"?(\d{1,20})"?,"tid":"?(\d{1,20})"?,'
+    rb'(?:"ts":"?(\d{1,20})"?,)?(?:"dur":"?(\d{1,20})"?,)?"ph":(?:"([A-Z])"|(\d)),'
+    rb'"args":\{(.*)\}\}',
+    re.DOTALL,
+)
+_FIELD: Final = re.compile(rb'"(\w{1,64})":(.*)', re.DOTALL)
+_PATH: Final = re.compile(rb'(?:.*,)?"(name|fname)":"(.*?)"(?:,"\w+":.*)?', re.DOTALL)
+"""In a definition (`name`) or in a call of v0 (`fname`): up to the next field or the end."""
+_LONGEST: Final = 1 << 14
+"""The buffer of DFTracer for a line."""
 
 
 class BrokenLine(ValueError):
@@ -177,7 +194,7 @@ def _whole_or_salvaged(part: bytes) -> Record | None:
     try:
         return parse_line(part)
     except BrokenLine:
-        if (document := document_of(_bare(part))) is None:
+        if (document := _salvaged(_bare(part))) is None:
             raise
     return _record(document)
 
@@ -234,3 +251,37 @@ def _integer(document: Mapping[str, Any], key: str, limit: int = MAX_INT) -> int
     if not -MAX_INT <= number <= limit:
         raise BrokenLine(f"{key}: {value!r}: out of range")
     return number
+
+
+# -- lines that are no JSON ------------------------------------------------------------------------
+
+
+def _salvaged(line: bytes) -> dict[str, Any] | None:
+    """The record of a whole line that is no JSON; None if its head is not as usual."""
+    if (found := _HEAD.fullmatch(line)) is None:
+        return None
+    name, cat, *numbers, letter, digit, args = found.groups()
+    document: dict[str, Any] = {
+        key: int(number)
+        for key, number in zip(("pid", "tid", "ts", "dur"), numbers, strict=True)
+        if number is not None
+    }
+    document |= {"name": name.decode("utf-8", "replace"), "cat": cat.decode("utf-8", "replace")}
+    document["ph"] = letter.decode() if letter else int(digit)
+    document["args"] = _arguments(args)
+    return document
+
+
+def _arguments(text: bytes) -> dict[str, Any]:
+    """What can be read. Behind a brace, fields may be those of a nested object."""
+    args: dict[str, Any] = {}
+    flat, brace, _ = text.partition(b"{")
+    fields = flat.split(b",")
+    for part in fields[:-1] if brace else fields:
+        if (found := _FIELD.fullmatch(part)) is None:
+            continue
+        with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+            args[found[1].decode()] = msgspec.json.decode(found[2])
+    if len(text) <= _LONGEST and (path := _PATH.fullmatch(text)) is not None:
+        args.setdefault(path[1].decode(), path[2].decode("utf-8", "replace"))
+    return args

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -27,15 +27,7 @@ from frd.engine.matching.collectives import Collectives
 from frd.engine.matching.usual_waits import GroupKind, LongWait
 from frd.engine.memory.attempt_memory import Memory
 from frd.engine.policy import Policy
-from frd.engine.room import (
-    OF_ATTEMPT,
-    OF_GROUP,
-    OF_SERIES,
-    Room,
-    of_rank,
-    of_signature,
-    of_texts,
-)
+from frd.engine.room import OF_ATTEMPT, OF_GROUP, OF_SERIES, Room, of_rank, of_signature, of_texts
 from frd.engine.state import snapshot_parts, watermarks
 from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.entry_batch import CheckedEntries, EntryBatch, EntryRows, Rows, contradicting
@@ -68,17 +60,6 @@ from frd.model import (
 
 MAX_PAIRS: Final = 4_194_304
 """Members over all groups of an attempt."""
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """What one batch of entries changed."""
-
-    rows: int
-    duplicates: int
-    """Rows that report nothing new."""
-    joined: int
-    completed: int
 
 
 class Attempt:
@@ -265,10 +246,11 @@ class Attempt:
 
     # -- observations ------------------------------------------------------------------------
 
-    def observe_entries(
+    def check_entries(
         self, rows: EntryRows, *, replay: bool, session: int = -1, now: AlignedNs
-    ) -> Applied:
-        """Transitions of one rank, in recording order; all of them or, on an error, none.
+    ) -> CheckedEntries:
+        """Transitions of one rank (at least one), in recording order, that `apply_entries` can
+        apply, as long as no other rows of the rank are applied before. Changes nothing.
 
         `session` is the number of the agent session (see `SessionClocks.set`). With `replay`, as
         when it has taken the rank over, rows that were applied before are dropped.
@@ -276,22 +258,6 @@ class Attempt:
         Raises:
             WireError: when the seqs of a group do not rise, or a row is of no member.
         """
-        if not len(rows):
-            return Applied(0, 0, 0, 0)
-        checked = self.check_entries(rows, replay=replay, session=session, now=now)
-        self.apply_entries([checked])
-        return Applied(
-            rows=len(rows),
-            duplicates=checked.duplicates,
-            joined=len(checked.joined) if checked.joined is not None else 0,
-            completed=len(checked.completed) if checked.completed is not None else 0,
-        )
-
-    def check_entries(
-        self, rows: EntryRows, *, replay: bool, session: int = -1, now: AlignedNs
-    ) -> CheckedEntries:
-        """The first half of `observe_entries`, which changes nothing: rows (at least one) that
-        `apply_entries` can apply, as long as no other rows of the rank are applied before."""
         pairs, batch = self._pairs, EntryBatch(rows)
         joined = batch.news(batch.joins, pairs.joined_row, replay=replay)
         completed = batch.news(batch.completes, pairs.completed_row, replay=replay)
@@ -314,7 +280,7 @@ class Attempt:
         return contradicting(rows, joined, completed)
 
     def apply_entries(self, messages: Sequence[CheckedEntries]) -> None:
-        """The second half of `observe_entries`, for messages of different ranks together."""
+        """Apply messages of different ranks together."""
         pairs, ranks = self._pairs, self._ranks
         for one in messages:
             self._note_unread(one)
@@ -521,42 +487,29 @@ class Attempt:
         """The same, and all that is longer than `EARLY` of the threshold."""
         self._collectives.settle(now)
         return snapshot_parts.stalls(
-            self.tables, self._policy.stall_after_ns, self._collectives.ends_early, now
+            self.tables, self._policy.stall_after_ns, self._collectives.ops.ends_early, now
         )
 
     def snapshot(self, now: AlignedNs) -> Snapshot:
         """Progress of every rank; immutable."""
-        self._collectives.settle(now)
-        pairs = snapshot_parts.pairs(self.tables, self._collectives.ends_early, now)
-        return Snapshot(
-            key=self.key,
-            now=now,
-            world_size=self.world_size,
-            groups=tuple(self._groups.infos),
-            threshold_ns=snapshot_parts.thresholds_ns(self.tables, self._policy.stall_after_ns),
-            pairs=pairs,
-            op=self._collectives.ops().op,
-            channels=self._channels.snapshot(self._ranks, now),
-            signatures=self._collectives.signatures.known,
-            mismatches=self._collectives.facts(),
+        collectives, least_ns = self._collectives, self._policy.stall_after_ns
+        collectives.settle(now)
+        of, ops = (self.tables, self.key, self.world_size), collectives.ops.frozen()
+        return replace(
+            snapshot_parts.snapshot(*of, ops.op, ops.ends_early, least_ns, now),
+            signatures=collectives.signatures.known,
+            mismatches=collectives.facts(),
             attended_since=self.attended_since,
             utc_ahead_ns=self.utc_ahead_ns,
             created_at=self.created_at,
-            p2p_ranks=frozenset(self._channels.seen),
-            unread=frozenset(self._ranks.unread),
-            hidden=frozenset(self._pairs.rank[self._pairs.hidden].tolist()),
-            unshown=frozenset(self._pairs.group[self._pairs.unshown].tolist()),
-            unrecorded=self.tables.unrecorded.snapshot(self._ranks, now),
-            unanswered=dict(self.tables.unrecorded.unanswered),
             can_ask=self.can_ask,
             call_threshold_ns=self.call_thresholds_ns(now),
-            **snapshot_parts.ranks(self.tables, pairs, now),
         )
 
     def view(self, now: AlignedNs) -> AttemptView:
         """What people see of the attempt; nothing in it changes afterwards."""
         stalls, collectives = self.stalls(now), self._collectives
-        opened, names = collectives.ops(), collectives.signatures.ops
+        opened, names = collectives.ops.frozen(), collectives.signatures.ops
         state = StateAt(self.tables, opened.ends_early, self._policy.stall_after_ns, now)
         groups = status_view.Groups(state, stalls)
         ranks = status_view.rank_columns(self.tables, now)

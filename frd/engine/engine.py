@@ -20,7 +20,7 @@ from frd.engine.findings.attachments import Evidence
 from frd.engine.findings.open_finding import OpenFinding
 from frd.engine.losses.exits import SEEN_LATE_NS
 from frd.engine.matching.clock_hints import ClockHint
-from frd.engine.matching.learned_pauses import JobPauses, LearnedPauses
+from frd.engine.matching.learned_pauses import LearnedPauses
 from frd.engine.policy import Policy
 from frd.engine.room import OF_ATTEMPT, Room
 from frd.engine.views import AttemptView, StatusView
@@ -69,7 +69,8 @@ class Engine:
         """Attempts, without those of which only findings are left."""
         self.dropped = 0
         """Attempts that were forgotten."""
-        self._learned = LearnedPauses()
+        self.learned = LearnedPauses()
+        """What attempts begin with, and how jobs failed."""
         self._closed: dict[str, Finding] = {}
         """Findings that are remembered, oldest first, by id."""
         self._advanced_at = self._attended_since = AlignedNs(0)
@@ -99,7 +100,7 @@ class Engine:
             known.attempt.world_size = known.attempt.world_size or world_size
             return known.attempt
         self._make_room(key.job, now)
-        pauses = self._learned.of(key.job, now)
+        pauses = self.learned.of(key.job, now)
         attempt = Attempt(key, world_size, self.policy, now, pauses, self.room)
         evaluation = self._evaluation(key)
         evaluation.attempt, evaluation.looked_at = attempt, now
@@ -317,26 +318,13 @@ class Engine:
         for key, evaluation in self._evaluations.items():
             attempt = evaluation.attempt
             if attempt is not None and (waits := attempt.take_waits(now)) is not None:
-                self._learned.learn(key.job, waits, now)
-            if (known := self._learned.failure(key.job)) or evaluation.end:
+                self.learned.learn(key.job, waits, now)
+            if (known := self.learned.failure(key.job)) or evaluation.end:
                 at, failure = evaluation.outcome(now)
                 is_same = bool(evaluation.end and known and key.attempt == known.attempt)
                 later_ns = SEEN_LATE_NS if is_same else 1  # agents report the same end again
                 if known is None or at - known.at >= later_ns:
-                    self._learned.fail(key.job, failure, now)
-
-    @property
-    def learned(self) -> list[JobPauses]:
-        """The pauses of all jobs; see `recall`."""
-        return self._learned.all()
-
-    def take_learned(self) -> list[JobPauses]:
-        """Pauses of the jobs that have learned something since the last call."""
-        return self._learned.take_news()
-
-    def recall(self, pauses: Sequence[JobPauses]) -> None:
-        """Begin attempts with the pauses that an earlier process of the service learned."""
-        self._learned.recall(pauses)
+                    self.learned.fail(key.job, failure, now)
 
     def _room(self, of_job: Iterable[Evaluation]) -> int:
         """How many more findings of a job may open."""
@@ -446,7 +434,7 @@ class Engine:
 
     def _views(self, now: AlignedNs) -> Iterator[AttemptView]:
         latest = now + self.utc_ahead_ns - round(self.policy.failed_after_s * 1e9)
-        failed = self._learned.failures(latest - round(self.policy.failed_for_s * 1e9), latest)
+        failed = self.learned.failures(latest - round(self.policy.failed_for_s * 1e9), latest)
         for evaluation in self._evaluations.values():
             try:
                 for view in evaluation.view(now):
@@ -460,7 +448,7 @@ class Engine:
     def status_view(self, now: AlignedNs) -> StatusView:
         """An immutable view of everything, for metrics and HTTP."""
         evicted = Counter(self._evicted)
-        evicted["pauses"] = self._learned.evicted
+        evicted["pauses"] = self.learned.evicted
         for evaluation in self._evaluations.values():
             if evaluation.attempt is not None:
                 evicted.update(evaluation.attempt.evicted)

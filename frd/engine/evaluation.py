@@ -229,9 +229,9 @@ class Evaluation:
             evidence = answers.shown(
                 answer, report, finding, lambda rank, at: attempt.to_aligned(rank, at, now)
             )
-        elif (stack := answer.stack) is not None and stack.is_whole:
+        elif (stack := answer.stack) is not None and (call := stack.place) is not None:
             after_ns = confirmed_after(answer.occasion, attempt, self._policy, now)
-            wait = answers.of_stack(answer, stack, after_ns)
+            wait = answers.of_stack(answer, stack, call, after_ns)
             attempt.observe_sighting(wait)
         is_kept = evidence is not None or wait is not None
         if (vain := in_vain(answer)) is not None:

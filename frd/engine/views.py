@@ -5,7 +5,7 @@ The engine creates them; all other code only reads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, Protocol
@@ -68,17 +68,6 @@ class GroupColumns:
     matched: Int64s
     threshold_s: Float64s
 
-    @classmethod
-    def of(cls, groups: Sequence[GroupView]) -> GroupColumns:
-        return cls(
-            label=[group.label for group in groups],
-            open_collectives=np.array([group.open_collectives for group in groups], np.int64),
-            stalled_collectives=np.array([group.stalled_collectives for group in groups], np.int64),
-            stall_s=np.array([group.stall_s for group in groups], np.float64),
-            matched=np.array([group.matched for group in groups], np.int64),
-            threshold_s=np.array([group.threshold_s for group in groups], np.float64),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class RankView:
@@ -108,12 +97,6 @@ class RankColumns:
     """Index in `STATES`."""
     as_of: Int64s
     """Aligned; see `RankView.as_of`."""
-
-    @classmethod
-    def of(cls, ranks: Iterable[RankView]) -> RankColumns:
-        rows = [(r.info.rank, STATES.index(r.status.state), r.as_of) for r in ranks]
-        rank, state, as_of = np.array(rows, np.int64).reshape(-1, 3).T
-        return cls(rank.astype(np.int32), state.astype(np.uint8), as_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,8 +397,10 @@ class AttemptView:
     def forgotten(cls, key: AttemptKey, failure: Failure) -> AttemptView:
         """An attempt of which only is known how it failed. Any other attempt of the job that is
         known and not superseded is newer."""
-        none, groups = RankColumns.of([]), GroupColumns.of([])
-        view = cls(key, failure.world_size, True, (), (), none, lambda: groups, superseded=True)
+        no, none = np.empty(0, np.int64), np.empty(0, np.float64)
+        ranks = RankColumns(no.astype(np.int32), no.astype(np.uint8), no)
+        groups = GroupColumns((), no, no, none, no, none)
+        view = cls(key, failure.world_size, True, (), (), ranks, lambda: groups, superseded=True)
         return replace(view, failure=failure)
 
 

@@ -35,8 +35,6 @@ from frd.flight.pickles.walk import Repeated
 from frd.flight.plain_entries import Budget
 from frd.model import MAX_SEQ, YEAR_2200_NS, Bools, Int32s, Int64s
 
-_MAX_TABLE = 1 << 20
-"""Entries of a lookup table that is faster than sorting."""
 _LIMITED = [at for at, name in enumerate(WIDE) if name not in ("pg_id", "timeout_ms")]
 """Rows of numbers that may not be negative."""
 _MOST = [[YEAR_2200_NS if [*WIDE][at].endswith("_ns") else MAX_SEQ] for at in _LIMITED]
@@ -55,21 +53,19 @@ class _Odd(Exception):
     """A value does not match the schema."""
 
 
-def parse_columns(
-    data: bytes, into: Dictionaries, *, source: str, max_bytes: int = MAX_BYTES
-) -> FileColumns:
+def parse_columns(data: bytes, into: Dictionaries, *, source: str) -> FileColumns:
     """The dump in `data`, as `parse` reads it.
 
     Raises:
         DumpError: as `parse`.
     """
-    data = unpack(data, source, max_bytes)
+    data = unpack(data, source, MAX_BYTES)
     if data.startswith(PICKLE) and (in_step := read(data, source)) is not None:
         try:
             return _columns(in_step, Budget(len(data), source), into, source)
         except (_Odd, DumpError, msgspec.MsgspecError):
             pass
-    return columns_of(parse(data, source=source, max_bytes=max_bytes), into)
+    return columns_of(parse(data, source=source), into)
 
 
 def _columns(found: InStep, budget: Budget, into: Dictionaries, source: str) -> FileColumns:
@@ -164,12 +160,7 @@ def _pairs(left: Repeated[Any], right: Repeated[Any]) -> Repeated[Any]:
     """A column of the pairs of two columns."""
     width = len(right.values)
     both = left.index * width + right.index
-    if len(left.values) * width > _MAX_TABLE:
-        different, index = np.unique(both, return_inverse=True)
-    else:
-        there = np.zeros(len(left.values) * width, np.bool_)
-        there[both] = True
-        different, index = np.flatnonzero(there), (np.cumsum(there) - 1)[both]
+    different, index = np.unique(both, return_inverse=True)
     values = [(left.values[at // width], right.values[at % width]) for at in different.tolist()]
     return Repeated(index, values)
 

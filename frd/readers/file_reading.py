@@ -1,20 +1,50 @@
-"""Reads one dump file, in this process or in a reader process."""
+"""Dump files: reads one, in this process or in a reader process."""
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from frd.errors import DumpError
+from frd.flight.bulk import parse_columns
 from frd.flight.columns import Dictionaries, FileColumns
-from frd.flight.decode import MAX_ANSWERED
+from frd.flight.decode import MAX_ANSWERED, MAX_BYTES, MAX_ENTRIES, parse, too_large
 from frd.flight.entry import Dump, Entry
-from frd.flight.load import load_columns, load_dump
 
 _TOGETHER: Final = 1_000
 """Entries. They take 2 ms to load."""
+
+
+def load_dump(
+    path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES, most: int = MAX_ENTRIES
+) -> Dump:
+    """The dump in one file, its path as the source.
+
+    Raises:
+        DumpError: as `parse`, and when the file cannot be read or is no regular file (opening a
+            pipe that torch listens on would wait for ever, or order a dump).
+    """
+    path = Path(path)
+    data = _bytes(path, max_bytes)
+    return parse(data, source=str(path), max_bytes=max_bytes, most=most)
+
+
+def _bytes(path: Path, max_bytes: int) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise DumpError(f"{path}: no regular file: name a dump file")
+            if status.st_size > max_bytes:
+                raise too_large(str(path), max_bytes)
+            return file.read(status.st_size)
+    except (OSError, ValueError) as error:
+        raise DumpError(f"{path}: cannot be read ({error})") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +72,7 @@ class Reader:
         """Never raises: an error in one file must not stop the reading of the others."""
         columns, error = None, ""
         try:
-            columns = load_columns(path, self._into)
+            columns = parse_columns(_bytes(path, MAX_BYTES), self._into, source=str(path))
         except Exception as problem:
             error = _why(path, problem)
         tables = [table.items for table in self._into.tables]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from frd.flight.load import load_dump
 from frd.flight.write import write_pickle
+from frd.readers.file_reading import load_dump
 from tests.world.daemons import JOBS, run_program, running
 
 pytestmark = [

@@ -67,7 +67,7 @@ MUTANTS: Final = (
     Mutant(_MATCHING, "united", Swap(ast.LtE, ast.Lt), "unit/engine/matching unit/engine/attempt",
            "one wait that two agents report counts twice"),
     # -- state ---------------------------------------------------------------------------------
-    Mutant("frd.engine.state", "_reach", Swap("minimum", "maximum"), "unit/engine/attempt",
+    Mutant("frd.engine.state", "_earlier", Swap("minimum", "maximum"), "unit/engine/attempt",
            "the last report of a watermark dates it, not the first"),
     # -- hangs ---------------------------------------------------------------------------------
     Mutant(_HANGS, "_attend", Swap(ast.Add, ast.Sub), "unit/engine/hangs",

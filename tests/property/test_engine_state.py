@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frd.engine.attempt import Applied, Attempt
+from frd.engine.attempt import Attempt
 from frd.engine.matching import collectives
 from frd.engine.policy import Policy
 from frd.model import AlignedNs, AttemptKey, Flags, GroupInfo, RankInfo, Signature
 from tests.world import observe
+from tests.world.observe import Applied
 from tests.world.seeds import examples
 
 NOW = AlignedNs(1_000_000_000_000_000_000)

@@ -30,7 +30,7 @@ def retired(
         some = order[at : at + together]
         seq, rank = np.tile(np.arange(SEQS), len(some)), np.repeat(some, SEQS)
         group = np.zeros(len(seq), np.int32)
-        slot = open_collectives.locate(group, seq)
+        slot = open_collectives.windows.slot(group, seq)
         open_collectives.merge(
             slot, seq, group, np.array([created[r] for r in some]).ravel(), rank, nodes
         )

@@ -90,7 +90,8 @@ class FalsifiedDoor:
         if dice.random() < _STALE:
             yield replace(answer, attempt=AttemptKey(job, attempt + dice.choice((-1, 1))))
         if answer.stack is not None and dice.random() < _CONTRADICTS:
-            place = places.computing() if answer.stack.call else places.in_message(sends=True)
+            is_in_call = answer.stack.place is not None and bool(answer.stack.place.op)
+            place = places.computing() if is_in_call else places.in_message(sends=True)
             yield replace(answer, stack=Stack.of(by_faulthandler(place)))
 
     def _later(self, answer: Answer, delay: int) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from frd.flight.stacks.waits import call_of
 from frd.model import INITIALIZATION, NodeNs, Stage
 from frd_agent.ranks.forming import looks
 from frd_agent.ranks.forming.stage_files import StageReport
@@ -15,6 +14,7 @@ from frd_agent.ranks.tap_files import ExitFrame
 from tests.sim.ops import S
 from tests.sim.places import Place, Sys, place_of
 from tests.sim.stacks import by_faulthandler
+from tests.stacks import call_of
 
 if TYPE_CHECKING:
     from frd.flight.entry import Status

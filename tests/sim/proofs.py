@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from frd.flight.stacks.waits import call_of, has_stack
 from frd.wire.messages import Part, Request, ResponsePart
 from tests.sim.ops import MS
+from tests.stacks import call_of, has_stack
 from tests.world.clocks import S
 
 if TYPE_CHECKING:

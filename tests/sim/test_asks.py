@@ -11,7 +11,6 @@ from typing import Final
 
 import pytest
 
-from frd.flight.stacks.waits import call_of
 from frd.model import Reason
 from tests.sim import places
 from tests.sim.faults import Fault, FaultKind
@@ -25,6 +24,7 @@ from tests.sim.scenario import draw
 from tests.sim.stacks import Reading, by_faulthandler
 from tests.sim.threads import MainThread, Mode
 from tests.sim.world import World
+from tests.stacks import call_of
 from tests.world.clocks import S
 from tests.world.seeds import ALL
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from frd.engine.attempt import Applied, Attempt
+from frd.engine.attempt import Attempt
 from frd.engine.policy import Policy
 from frd.model import (
     UNKNOWN_SEQ,
@@ -20,7 +20,7 @@ from frd.model import (
 )
 from tests.world import observe
 from tests.world.messages import BOTH
-from tests.world.observe import rank_info
+from tests.world.observe import Applied, rank_info
 
 S = 1_000_000_000
 

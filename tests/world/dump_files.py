@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from frd.flight.columns import Dictionaries, FileColumns
-from frd.flight.pickles.torch_pickle import TorchPickler
+from frd.flight.write import TorchPickler
 
 T0 = 1_795_190_253_129_820_075
 FRAMES = [

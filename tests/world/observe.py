@@ -6,10 +6,11 @@ This module is the only place of the tests that knows the columns of `Attempt.ob
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from frd.engine.attempt import Applied, Attempt
+from frd.engine.attempt import Attempt
 from frd.engine.state.entry_batch import EntryRows
 from frd.engine.state.watermarks import WatermarkRows
 from frd.model import AlignedNs, RankInfo, Signature
@@ -17,6 +18,17 @@ from tests.world import messages
 from tests.world.messages import BOTH, Column, column
 
 ALL_REDUCE = Signature("nccl", "all_reduce", ((4,),), ((4,),), ("Float",), ("Float",))
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What one batch of entries changed."""
+
+    rows: int
+    duplicates: int
+    """Rows that report nothing new."""
+    joined: int
+    completed: int
 
 
 def rank_info(
@@ -57,7 +69,12 @@ def entries(
         started_ns=column(started, count),
         completed_ns=column(completed, count),
     )
-    return attempt.observe_entries(rows, replay=replay, session=session, now=now)
+    if not count:
+        return Applied(0, 0, 0, 0)
+    checked = attempt.check_entries(rows, replay=replay, session=session, now=now)
+    attempt.apply_entries([checked])
+    joined, completed = (len(runs or ()) for runs in (checked.joined, checked.completed))
+    return Applied(count, checked.duplicates, joined, completed)
 
 
 def watermarks(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from frd.engine.views import (
+    STATES,
     AttemptView,
     Attribution,
     GroupColumns,
@@ -116,10 +119,27 @@ def attempt_view(
         ended=ended,
         ranks=ranks,
         groups=groups,
-        rank_columns=RankColumns.of(ranks),
-        group_columns=lambda: GroupColumns.of(groups),
+        rank_columns=_rank_columns(ranks),
+        group_columns=lambda: _group_columns(groups),
         skew=skew or {},
         gap_entries=gap_entries,
+    )
+
+
+def _rank_columns(ranks: Sequence[RankView]) -> RankColumns:
+    rows = [(r.info.rank, STATES.index(r.status.state), r.as_of) for r in ranks]
+    rank, state, as_of = np.array(rows, np.int64).reshape(-1, 3).T
+    return RankColumns(rank.astype(np.int32), state.astype(np.uint8), as_of)
+
+
+def _group_columns(groups: Sequence[GroupView]) -> GroupColumns:
+    return GroupColumns(
+        label=[group.label for group in groups],
+        open_collectives=np.array([group.open_collectives for group in groups], np.int64),
+        stalled_collectives=np.array([group.stalled_collectives for group in groups], np.int64),
+        stall_s=np.array([group.stall_s for group in groups], np.float64),
+        matched=np.array([group.matched for group in groups], np.int64),
+        threshold_s=np.array([group.threshold_s for group in groups], np.float64),
     )
 
 

@@ -77,11 +77,9 @@ class OffsetInterval:
         "_trips",
         "_upper",
         "drift",
-        "first",
     )
 
     def __init__(self, first: Exchange) -> None:
-        self.first = first
         self.drift = 0.0
         """Growth of the offset, in ns per ns: about the middle of its range, and smooth, so that an
         hour before now stays where it was."""

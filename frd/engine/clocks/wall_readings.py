@@ -1,6 +1,8 @@
 """The wall clock of a node, as readings of it together with the raw clock show it: for people.
 
-No decision rests on it. It says how far the node's wall clock is off and how often it was set.
+No decision rests on it. It says how far the node's wall clock is off and how often it was set. The
+raw clock only counts; the wall clock is slewed (by a little) and stepped. Two messages whose last
+readings differ by more than slewing explains have a step between them.
 """
 
 from __future__ import annotations
@@ -8,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from frd.engine.clocks.alignment import FAR_NS
+from frd.clocks.wall_clock import SLEW_PPM
 from frd.engine.clocks.exchange import Refusal, refuse_readings
-from frd.engine.clocks.realtime_table import RealtimeTable
-from frd.model import NodeNs, NodeRawNs
 
 MOST_READINGS: Final = 64
 """Of one message."""
@@ -25,37 +25,38 @@ class WallReadings:
     def __init__(self) -> None:
         self.steps = 0
         """Of the wall clock against the raw one."""
+        self.last: tuple[int, int, int] | None = None
+        """The newest reading: raw time, wall time, slack."""
         self._refused = 0
-        self._table: RealtimeTable[NodeRawNs, NodeNs] = RealtimeTable(most=16)
-
-    @property
-    def last_raw(self) -> int | None:
-        """When both clocks were read last."""
-        return self._table.last_raw if self._table else None
 
     def ahead(self, raw: int) -> tuple[int, int] | None:
         """How far the wall clock is ahead of the raw one, and the largest error of that."""
-        return self._table.ahead(raw) if self._table else None
+        if self.last is None:
+            return None
+        at, wall, slack = self.last
+        return wall - at, slack + abs(raw - at) * SLEW_PPM // 1_000_000 + 1
 
     def read(
         self, raws: Sequence[int], reals: Sequence[int], slacks: Sequence[int]
     ) -> Refusal | None:
-        """Readings of both clocks, in order; the whole batch is refused when it is bad."""
+        """Readings of both clocks, in order; the whole batch is refused when it is bad. The last
+        one counts, unless it shows less exactly what the one before shows by now."""
         if len(raws) > MOST_READINGS:
             return Refusal.FLOOD
-        table = self._table
-        sane = raws and raws[-1] < FAR_NS and 0 < reals[-1] < FAR_NS
-        if sane and table.read_calm(raws, reals, slacks):
-            self._refused = 0
-            return None
         rows = list(zip(raws, reals, slacks, strict=True))
-        refusal = refuse_readings(rows, table.last_raw if table else 0)
+        refusal = refuse_readings(rows, self.last[0] if self.last else 0)
         if refusal is not None:
             self._refused += 1
             if self._refused >= _START_OVER:
-                self._refused, self._table = 0, RealtimeTable(most=16)
+                self._refused, self.last = 0, None
             return refusal
         self._refused = 0
-        for raw, real, slack in rows:
-            self.steps += table.read(NodeRawNs(raw), NodeNs(real), slack)
+        for raw, wall, slack in rows[-1:]:
+            if (known := self.ahead(raw)) is not None:
+                ahead, by_now = known
+                if abs(wall - raw - ahead) > by_now + slack:
+                    self.steps += 1
+                elif slack > by_now:
+                    return None
+            self.last = raw, wall, slack
         return None

@@ -23,14 +23,8 @@ from frd.engine.findings import text
 from frd.engine.findings.attachments import Evidence, cleaned, shows_place
 from frd.engine.findings.claim import Claim
 from frd.flight.stacks.places import activity_of
-from frd.flight.stacks.waits import (
-    Call,
-    call_of,
-    elsewhere_of,
-    has_stack,
-    is_one_wait,
-    native_line,
-)
+from frd.flight.stacks.text import processes
+from frd.flight.stacks.waits import Call, is_one_wait, native_line, place_of
 from frd.model import (
     CHILD,
     DEVICE,
@@ -80,22 +74,14 @@ class Stack:
     """What the text of a rank's stacks shows."""
 
     activity: Activity
-    call: Call | None = None
-    """The call that the main thread is in."""
+    place: Call | None = None
+    """What the main thread is in; None if it was not seen, or has left the program."""
     native_line: str = ""
-    is_whole: bool = False
-    """Its main thread was seen, and has not left the program."""
-    elsewhere: Call | None = None
-    """Where it is, if in no call that is known."""
 
     @classmethod
     def of(cls, said: str) -> Stack:
-        call, elsewhere = call_of(said), elsewhere_of(said)
-        return cls(activity_of(said), call, native_line(said), has_stack(said), elsewhere)
-
-    @property
-    def place(self) -> Call | None:
-        return self.call or self.elsewhere
+        process = next(processes(said))
+        return cls(activity_of(said), place_of(process), native_line(process))
 
 
 @decodable
@@ -133,16 +119,18 @@ class Answer:
 
 @dataclass(slots=True)
 class _Sighting:
-    """The place that the last stack of a rank showed."""
+    """The last stack of a rank that showed its place."""
 
+    answer: Answer
+    stack: Stack
     call: Call
+    """Its place."""
     since: AlignedNs
-    seen_at: AlignedNs
     confirm_at: AlignedNs | None
     """When another stack may prove it; None if one was asked for."""
 
     def goes_on(self, call: Call, asked_at: AlignedNs) -> bool:
-        return is_one_wait(self.call, call, max(asked_at - self.seen_at, 0))
+        return is_one_wait(self.call, call, max(asked_at - self.answer.answered_at, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,15 +169,10 @@ class Answers:
     _replaced_at: dict[int, AlignedNs] = field(default_factory=dict)
     """When another process took a rank."""
     _sightings: dict[int, _Sighting] = field(default_factory=dict)
-    _lines: dict[int, str] = field(default_factory=dict)
-    """The line that the last stack of a rank ended in; empty if it ended in Python's standard
-    library."""
     _shown: dict[tuple[str, int], _Shown] = field(default_factory=dict)
     """By finding and rank; under the finding "" what is known before one opens."""
     _free: dict[int, tuple[str, WaitReport]] = field(default_factory=dict)
     """What inspections have last shown of each rank, as far as that was kept."""
-    _seen: dict[int, tuple[Answer, Activity]] = field(default_factory=dict)
-    """What the last stack of a rank showed."""
 
     @property
     def waiting(self) -> Collection[int]:
@@ -210,16 +193,12 @@ class Answers:
         """Another process has the rank: what the former one answers says nothing of this one."""
         self._replaced_at[rank] = now
         self._sightings.pop(rank, None)
-        self._lines.pop(rank, None)
-        self._seen.pop(rank, None)
         self._free.pop(rank, None)
         self._shown = {key: shown for key, shown in self._shown.items() if key[1] != rank}
         self.blocked.discard(rank)
 
     def forget_stacks(self) -> None:
         self._sightings.clear()
-        self._lines.clear()
-        self._seen.clear()
         self._free.clear()
 
     def keep(self, inspected: Mapping[str, Collection[int]]) -> None:
@@ -232,7 +211,8 @@ class Answers:
     @property
     def placed(self) -> Mapping[int, AlignedNs]:
         """See `Snapshot.placed`."""
-        return {rank: of.asked_at for rank, (of, one) in self._seen.items() if shows_place(one)}
+        seen = self._sightings.items()
+        return {r: one.answer.asked_at for r, one in seen if shows_place(one.stack.activity)}
 
     def known_of(
         self, claim: Claim, finding: str, line_since: Callable[[int, AlignedNs], str]
@@ -240,11 +220,11 @@ class Answers:
         """What the ranks of a claim that opens a finding have answered during its wait. If the
         stack of one has not come, `line_since` gives the line that its tap has published."""
         suspects = [one.rank for one in claim.suspects]
-        known = self._seen.keys() | {rank for of, rank in self._shown if not of}
+        known = self._sightings.keys() | {rank for of, rank in self._shown if not of}
         for rank in (*suspects, *sorted(known.intersection(claim.victims))):
-            seen = self._seen.get(rank)
-            if seen is not None and seen[0].answered_at >= claim.since:
-                yield Evidence(rank, seen[1])
+            seen = self._sightings.get(rank)
+            if seen is not None and seen.answer.answered_at >= claim.since:
+                yield Evidence(rank, seen.stack.activity)
             elif rank in suspects and (line := line_since(rank, claim.since)):
                 yield Evidence(rank, Activity(stack=(line,)))
             shown = self._shown.pop(("", rank), None)
@@ -265,23 +245,20 @@ class Answers:
         if answer.blocked is None:
             return replace(answer, since=since, line="")
         line, is_outside = answer.line, answer.is_outside
-        if rank in self._lines:
-            line, is_outside = self._lines[rank], known is None or known.call.op in NO_WAIT
+        if known is not None:
+            line, is_outside = known.stack.native_line, known.call.op in NO_WAIT
         return replace(answer, since=since, line=line, is_outside=is_outside)
 
     # -- stacks --------------------------------------------------------------------------------
 
-    def of_stack(self, answer: Answer, stack: Stack, after_ns: Confirm | None) -> UnrecordedWait:
-        """The wait that a whole stack shows, or its end, in aligned time. If no earlier one showed
-        it, another one can prove it `after_ns` of its op later; None if none will be asked for."""
+    def of_stack(
+        self, answer: Answer, stack: Stack, call: Call, after_ns: Confirm | None
+    ) -> UnrecordedWait:
+        """The wait that a stack shows by its place, `call`, or its end, in aligned time. If no
+        earlier one showed it, another one can prove it `after_ns` of its op later; None if none
+        will be asked for."""
         rank = answer.rank
-        self._lines[rank] = stack.native_line
-        self._seen[rank] = answer, stack.activity
-        call, known = stack.place, self._sightings.get(rank)
-        if call is None:
-            self._sightings.pop(rank, None)
-            at = NodeNs(answer.asked_at)
-            return UnrecordedWait(rank, WaitSource.STACK, "", at, at)
+        known = self._sightings.get(rank)
         if known is not None and not known.goes_on(call, answer.asked_at):
             known = None
         since = known.since if known is not None else answer.since or answer.answered_at
@@ -290,7 +267,7 @@ class Answers:
         due.append(AlignedNs(since + after_ns(call.op)) if after_ns and call.op else None)
         # Two requests at the same time prove nothing: a later stack still has to.
         confirm_at = min((at for at in due if at is not None and at > as_of), default=None)
-        self._sightings[rank] = _Sighting(call, since, answer.answered_at, confirm_at)
+        self._sightings[rank] = _Sighting(answer, stack, call, since, confirm_at)
         if not call.op and as_of == since:  # one moment, in which it may be running
             at = NodeNs(answer.asked_at)
             return UnrecordedWait(rank, WaitSource.STACK, "", at, at)

@@ -484,7 +484,7 @@ def in_vain(answer: Answer) -> tuple[WaitSource, str] | None:
         return (WaitSource.INSPECTION, why) if why else None
     if answer.stack is None:
         return (WaitSource.STACK, answer.unanswered) if answer.is_silent else None
-    return None if answer.stack.is_whole else (WaitSource.STACK, "it shows no frames of Python")
+    return None if answer.stack.place else (WaitSource.STACK, "it shows no frames of Python")
 
 
 def _at_half(snapshot: Snapshot, policy: Policy) -> tuple[Snapshot, Policy]:

@@ -312,7 +312,7 @@ def _silence(graph: Graph, unknown: UnknownRank, held_up: Sequence[Wait]) -> lis
         return []
     premise = None if unknown.fact is Fact.DISCONNECTED else False
     rank, began = unknown.rank, _onset(graph, held_up)
-    why = unknown.fact.why
+    why = "its telemetry is late"
     if unknown.fact is Fact.DISCONNECTED:
         why = text.agent_gone(bool(graph.snapshot.left[graph.snapshot.row(rank)]))
     words = [f"{why}; last report at {graph.snapshot.clock_text(graph.facts.as_of(rank))}"]

@@ -15,12 +15,7 @@ from frd.engine.losses.exits import Exit, Manner
 from frd.engine.losses.lost_ranks import JUDGED_AFTER_S, STOP_TAKES_S
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
-from frd.model import (
-    AlignedNs,
-    Kind,
-    Reason,
-    Suspect,
-)
+from frd.model import AlignedNs, Kind, Reason, Suspect
 
 _PASSING: Final = frozenset({Reason.IN_COLLECTIVE_ALONE, Reason.DEVICE_STUCK})
 """Reasons that compare how far ranks have come."""

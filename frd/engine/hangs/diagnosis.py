@@ -31,15 +31,7 @@ from frd.engine.hangs.unrecorded import ALIVE, Calls, as_seen, counting
 from frd.engine.hangs.wait_graph import Ending, Graph, Member, Node, UnknownRank, Wait
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import EARLY, Mismatch, Snapshot, StalledOp, StallTable
-from frd.model import (
-    UNKNOWN_SEQ,
-    AlignedNs,
-    CollectiveRef,
-    Int32s,
-    Kind,
-    Reason,
-    Suspect,
-)
+from frd.model import UNKNOWN_SEQ, AlignedNs, CollectiveRef, Int32s, Kind, Reason, Suspect
 
 _UNSHOWN = "whether the others wait is not known: no entry of theirs shows when an op ends"
 _FOREMOST = (

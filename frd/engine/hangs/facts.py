@@ -34,23 +34,15 @@ class Fact(IntEnum):
 
     REFUTED = 1
     NEVER_SEEN = 2
+    """No agent has reported it."""
     DISCONNECTED = 3
+    """Its agent is not connected."""
     LATE = 4
+    """Its telemetry is late,"""
     GAP = 5
+    """or has gaps,"""
     UNPROVEN = 6
-
-    @property
-    def why(self) -> str:
-        return _WHY[self]
-
-
-_WHY: Final = {
-    Fact.NEVER_SEEN: "no agent has reported it",
-    Fact.DISCONNECTED: "its agent is not connected",
-    Fact.LATE: "its telemetry is late",
-    Fact.GAP: "its telemetry has gaps",
-    Fact.UNPROVEN: "its telemetry is too old to prove it",
-}
+    """or is too old to prove it."""
 
 
 class RankFacts:

@@ -85,15 +85,16 @@ def recent_ops(
     ended = np.where(is_over, np.where(completed > 0, completed, latest), 0)
     ended = np.where(is_over, np.maximum(ended, enqueued), 0)
     first, last = _joins(group, op_seq, enqueued)
-    waits_for_all = np.append(opened.synchronizing, False)[signature]
+    waits_for_all = np.append(opened.signatures.synchronizing, False)[signature]
     earliest = np.where(waits_for_all, last, enqueued)
     earliest = np.where(failed, enqueued, earliest)  # a time-out waits for no rank
     ended_from = np.where(is_over & (completed == 0), np.minimum(earliest, ended), ended)
     keep = np.flatnonzero((enqueued > 0) & (first <= (at.now if until is None else until)))
     keep = keep[np.lexsort((enqueued[keep], rank[keep]))]
     keep = keep[_place_from_end(rank[keep]) < most]
-    names = sorted({one.op for one in opened.known})
-    by_signature = np.array([*(names.index(one.op) for one in opened.known), -1], np.int64)
+    known = opened.signatures.known
+    names = sorted({one.op for one in known})
+    by_signature = np.array([*(names.index(one.op) for one in known), -1], np.int64)
     return RecentOps(
         rank=rank[keep],
         group=group[keep],

@@ -28,7 +28,7 @@ one job end that end for one reason: an interpreter with torch takes a second or
 
 _RECORD = re.compile(r"\b[\w.]*(?:Error|Exception)\b")
 _INTERRUPTED = re.compile(r"\b(?:KeyboardInterrupt|SystemExit|SignalException)\b")
-"""Both read the text of an agent of version 0.1, which sends no `ExitInfo`."""
+"""Both read the text on a rank that never had a process group, which has no `ExitInfo`."""
 _GROUP_OR_STORE = re.compile(
     r"\bgloo\b|[nhrx]ccl|\buc[cx]\b|\bmpi\b|tensorpipe|\bc10d\b|ProcessGroup|store.based barrier"
     r"|(?:TCP|File|Hash|Prefix)Store|store->|Dist(?:Backend|Network|Store)?Error|monitoredBarrier",
@@ -172,18 +172,11 @@ def was_asked(detail: str) -> bool:
 
 
 def how_it_ended(snapshot: Snapshot, row: int) -> ExitInfo:
-    """What the agent sent; an agent of version 0.1 sends only a text."""
+    """What the agent sent. A rank that never had a process group, or went on as another one, has
+    finished without it."""
     known = snapshot.exits.get(int(snapshot.rank[row]))
-    if known is not None:
-        return known
-    detail = snapshot.detail[row]
-    if snapshot.state[row] is RankState.FINISHED:
-        return ExitInfo(ExitKind.CLEAN)
-    if _INTERRUPTED.search(detail):
-        return ExitInfo(ExitKind.INTERRUPT, exception=detail)
-    if _RECORD.search(detail):
-        return ExitInfo(ExitKind.EXCEPTION, exception=detail)
-    return ExitInfo(ExitKind.UNKNOWN, note=detail)
+    is_clean = snapshot.state[row] is RankState.FINISHED
+    return known or ExitInfo(ExitKind.CLEAN if is_clean else ExitKind.UNKNOWN)
 
 
 def exits(snapshot: Snapshot) -> list[Exit]:
@@ -207,8 +200,7 @@ def exits(snapshot: Snapshot) -> list[Exit]:
 
 
 def _known_to_end(snapshot: Snapshot, gone: Int64s) -> set[int]:
-    """Ranks of the rows `gone` that finished and are known to their end. Agents of version 0.1 do
-    not report how far a rank came at its end."""
+    """Ranks of the rows `gone` that finished and are known to their end."""
     return {
         rank
         for row, rank in zip(gone.tolist(), snapshot.rank[gone].tolist(), strict=True)

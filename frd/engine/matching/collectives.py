@@ -11,27 +11,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from frd.engine.matching.arrivals import charges, waits
 from frd.engine.matching.clock_hints import ClockHint, GroupClocks, clock_hints
 from frd.engine.matching.lateness import Lateness
 from frd.engine.matching.mismatches import Mismatches
-from frd.engine.matching.op_histograms import OpHistograms
-from frd.engine.matching.open_collectives import (
-    OpenCollectives,
-    OpsAt,
-    RetiredCollectives,
-    may_end_early,
-)
+from frd.engine.matching.open_collectives import OpenCollectives, OpsAt, RetiredCollectives
 from frd.engine.matching.signature_rules import Signatures
 from frd.engine.matching.usual_waits import GroupKind, LongWait, StallThresholds
 from frd.engine.policy import Policy
 from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.entry_batch import PairRuns, Places
 from frd.engine.state.snapshot import Mismatch
+from frd.engine.views import Histogram
 from frd.model import AlignedNs, Bools, Int32s, Int64s
 
 MAX_OPEN: Final = 1_000_000
@@ -41,6 +37,44 @@ _MOST_RETIRED: Final = 8_192
 """Retired collectives that wait to be evaluated together."""
 _MOST_HINTS: Final = 1_024
 """Kept until they are taken."""
+
+
+BOUNDS_S: Final = (0.0001, 0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0)
+"""Bounds of the buckets that users see: from what a switch adds, over the time of an op on a slow
+link, to a checkpoint. No rule reads them; each bound costs a time series per job and op."""
+_EDGES: Final = np.array([round(bound * 1e9) for bound in BOUNDS_S])
+"""The same in nanoseconds."""
+_WIDTH: Final = len(BOUNDS_S) + 1
+
+
+class OpHistograms:
+    """Histograms by op index; a row is added when its op first has a value."""
+
+    def __init__(self) -> None:
+        self._counts: Int64s = np.zeros((0, _WIDTH), np.int64)
+        self._total_ns: Int64s = np.zeros(0, np.int64)
+
+    def add(self, op: Int32s, value_ns: npt.NDArray[Any]) -> None:
+        if not len(op):
+            return
+        if (need := int(op.max()) + 1 - len(self._total_ns)) > 0:
+            self._counts = np.append(self._counts, np.zeros((need, _WIDTH), np.int64), axis=0)
+            self._total_ns = np.append(self._total_ns, np.zeros(need, np.int64))
+        cell = op * _WIDTH + np.searchsorted(_EDGES, value_ns)
+        ops = len(self._total_ns)
+        self._counts += np.bincount(cell, minlength=ops * _WIDTH).reshape(ops, _WIDTH)
+        # Integers, so that the sum does not depend on the order.
+        self._total_ns += np.bincount(op, value_ns, minlength=ops).astype(np.int64)
+
+    def by_op(self, names: Sequence[str]) -> dict[str, Histogram]:
+        """Histograms of the ops that have values; `names` are the ops by index."""
+        return {
+            name: Histogram(BOUNDS_S, tuple(counts), total / 1e9)
+            for name, counts, total in zip(
+                names, self._counts.tolist(), self._total_ns.tolist(), strict=False
+            )
+            if any(counts)
+        }
 
 
 class Collectives:
@@ -61,6 +95,9 @@ class Collectives:
         self.thresholds = StallThresholds(policy, tables.groups, known, now)
         self.signatures = Signatures()
         self.open_collectives = OpenCollectives(MAX_OPEN, MAX_OPEN_OF_GROUP)
+        windows, slots = self.open_collectives.windows, self.open_collectives.slots
+        self.ops = OpsAt(windows, slots, self.signatures)
+        """Up to date."""
         self.skew = OpHistograms()
         self.duration = OpHistograms()
         self.transfer = OpHistograms()
@@ -196,7 +233,7 @@ class Collectives:
         if at.any():
             if slot is None:
                 slot = self._slots(runs, self._pairs.group[runs.pair])
-                held = self.open_collectives.holds(slot, runs.seq)
+                held = self.open_collectives.slots.holds(slot, runs.seq)
                 slot, at, rank, bounded = slot[held], at[held], rank[held], bounded[held]
             self.open_collectives.complete(slot, at, rank, bounded)
         self._pairs.completed_row[runs.pair] = runs.last
@@ -291,21 +328,6 @@ class Collectives:
 
     def facts(self) -> list[Mismatch]:
         return self._mismatches.facts(self._groups, self._pairs, self.signatures)
-
-    def signature_of(self, group: Int32s, seq: Int64s) -> Int64s:
-        """Handles of the signatures of open collectives, -1 when unknown."""
-        slot = self.open_collectives.locate(group, seq)
-        return np.where(
-            self.open_collectives.holds(slot, seq), self.open_collectives.slots.signature[slot], -1
-        )
-
-    def ends_early(self, group: Int32s, seq: Int64s) -> Bools:
-        """Whether a member may complete it before all members have joined, if its op is known."""
-        return may_end_early(self.signature_of(group, seq), self.signatures.synchronizing)
-
-    def ops(self) -> OpsAt:
-        """What is open at this time."""
-        return self.open_collectives.frozen(self.signatures)
 
     def evicted(self) -> dict[str, int]:
         """Things dropped to stay within limits, by what."""

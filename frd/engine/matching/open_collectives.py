@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from frd.engine.matching.signature_rules import Signatures
 from frd.engine.state.tables import GrowingColumns, column
-from frd.model import Bools, Int32s, Int64s, Signature
+from frd.model import Bools, Int32s, Int64s
 
 FIRST_CAPACITY: Final = 16
 NEVER: Final = np.iinfo(np.int64).max
@@ -55,6 +55,11 @@ class Accumulators(GrowingColumns):
     balance: Int64s = column(np.int64)
     """Elements that the members send minus elements that they receive (all_to_all)."""
 
+    def holds(self, slot: Int64s, seq: Int64s | int) -> Bools:
+        """Which slots hold these seqs."""
+        held: Bools = (slot >= 0) & (self.seq[slot] == seq)
+        return held
+
 
 class SeqWindows(GrowingColumns):
     """Position of each group's chunk, and the seqs that it covers."""
@@ -70,6 +75,11 @@ class SeqWindows(GrowingColumns):
     """All seqs up to this one were retired or evicted; further rows of them are too late."""
     freed_at: Int64s = column(np.int64)
     """When the last of these was completed, 0 when unknown."""
+
+    def slot(self, group: Int32s | int, seq: Int64s | int) -> Int64s:
+        """Slots of rows; -1 where the seq is outside its group's window."""
+        slot = self.base[group] + (seq & (self.capacity[group] - 1))
+        return np.where((seq >= self.low[group]) & (seq < self.high[group]), slot, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,43 +120,36 @@ _RETIRED: Final = [c.name for c in fields(RetiredCollectives) if hasattr(Accumul
 
 @dataclass(frozen=True, slots=True)
 class OpsAt:
-    """The ops that are open at one time: the windows of all groups, and what each slot holds."""
+    """The ops that are open: the windows of all groups, and what each slot holds."""
 
-    base: Int64s
-    capacity: Int64s
-    low: Int64s
-    high: Int64s
-    seq: Int64s
-    signature: Int32s
-    known: Sequence[Signature]
-    """By handle."""
-    synchronizing: Bools
-    """By handle: no member can complete it before all have joined."""
+    windows: SeqWindows
+    slots: Accumulators
+    signatures: Signatures
+
+    def frozen(self) -> OpsAt:
+        """As they are now."""
+        return OpsAt(
+            self.windows.frozen(("base", "capacity", "low", "high")),
+            self.slots.frozen(("seq", "signature")),
+            self.signatures.frozen(("synchronizing",)),
+        )
 
     def signature_of(self, group: Int32s | int, seq: Int64s | int) -> Int64s:
         """Handles of the signatures of open collectives, -1 when unknown."""
-        slot = _located(self, group, seq)
-        return np.where((slot >= 0) & (self.seq[slot] == seq), self.signature[slot], -1)
+        slot = self.windows.slot(group, seq)
+        return np.where(self.slots.holds(slot, seq), self.slots.signature[slot], -1)
 
     def ends_early(self, group: Int32s, seq: Int64s) -> Bools:
-        """See `Collectives.ends_early`."""
-        return may_end_early(self.signature_of(group, seq), self.synchronizing)
+        """Whether a member may complete it before all members have joined, if its op is known."""
+        signature = self.signature_of(group, seq)
+        early = signature >= 0
+        early[early] = ~self.signatures.synchronizing[signature[early]]
+        return early
 
     def op(self, group: int, seq: int) -> str:
         """Empty when it is unknown."""
         signature = int(self.signature_of(group, seq))
-        return self.known[signature].op if signature >= 0 else ""
-
-
-def may_end_early(signature: Int64s, synchronizing: Bools) -> Bools:
-    early = signature >= 0
-    early[early] = ~synchronizing[signature[early]]
-    return early
-
-
-def _located(w: SeqWindows | OpsAt, group: Int32s | int, seq: Int64s | int) -> Int64s:
-    slot = w.base[group] + (seq & (w.capacity[group] - 1))
-    return np.where((seq >= w.low[group]) & (seq < w.high[group]), slot, -1)
+        return self.signatures.known[signature].op if signature >= 0 else ""
 
 
 def _distinct(places: Int64s, scratch: Int32s) -> int:
@@ -235,24 +238,6 @@ class OpenCollectives:
 
     # -- the accumulators --------------------------------------------------------------------
 
-    def locate(self, group: Int32s, seq: Int64s) -> Int64s:
-        """Slots of rows; -1 where the seq is outside its group's window."""
-        return _located(self.windows, group, seq)
-
-    def frozen(self, signatures: Signatures) -> OpsAt:
-        """What is open now."""
-        w, groups, slots = self.windows, self.windows.count, self.slots.count
-        return OpsAt(
-            base=w.base[:groups].copy(),
-            capacity=w.capacity[:groups].copy(),
-            low=w.low[:groups].copy(),
-            high=w.high[:groups].copy(),
-            seq=self.slots.seq[:slots].copy(),
-            signature=self.slots.signature[:slots].copy(),
-            known=tuple(signatures.known),
-            synchronizing=signatures.synchronizing[: signatures.count].copy(),
-        )
-
     def merge(
         self,
         slot: Int64s,
@@ -301,11 +286,6 @@ class OpenCollectives:
         elsewhere = nodes.take(np.where(is_last, last_before, rank)) != nodes.take(last)
         if elsewhere.any():
             np.maximum.at(s.other_created, slot, passed * elsewhere)
-
-    def holds(self, slot: Int64s, seq: Int64s) -> Bools:
-        """Which slots hold these seqs."""
-        held: Bools = (slot >= 0) & (self.slots.seq[slot] == seq)
-        return held
 
     def complete(self, slot: Int64s, at: Int64s, rank: Int64s | int, bounded: Bools) -> None:
         """Note when ranks completed the collectives of these slots (0 where unknown), or by when

@@ -1,4 +1,4 @@
-"""Stalls, and the parts of a `Snapshot`, from the tables of an attempt.
+"""Stalls, and what a `Snapshot` shows, from the tables of an attempt.
 
 Pure functions from tables to fresh arrays; node times become aligned times here, a column at a
 time. `stalls` runs at every tick over every pair and must stay cheap: it compares times of one rank
@@ -7,9 +7,9 @@ with each other, which needs no alignment, and usually nothing is left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeAlias, TypedDict
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -17,20 +17,10 @@ from frd.engine.clocks.clock_lines import ClockLines
 from frd.engine.clocks.uncertain_time import RankClocks, assumed_ns
 from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.lazy import LazySequence
-from frd.engine.state.snapshot import ANY_SEQ, AT_REST, EARLY, PairColumns, StallTable
+from frd.engine.state.snapshot import ANY_SEQ, AT_REST, EARLY, PairColumns, Snapshot, StallTable
 from frd.engine.state.tables import EXITED, LIVE, RankTable
 from frd.engine.views import STATES
-from frd.model import (
-    UNKNOWN_SEQ,
-    AlignedNs,
-    Bools,
-    ExitInfo,
-    Float64s,
-    Int32s,
-    Int64s,
-    RankInfo,
-    RankState,
-)
+from frd.model import UNKNOWN_SEQ, AlignedNs, AttemptKey, Bools, Float64s, Int32s, Int64s
 
 _STATES: Final = np.array(STATES, object)
 _FAR: Final = np.iinfo(np.int64).max
@@ -178,33 +168,27 @@ def completed(tables: AttemptTables, row: Int64s | slice) -> Int64s:
     return done
 
 
-class RankColumns(TypedDict):
-    """The fields of a `Snapshot` about ranks: state, reports and clocks."""
-
-    rank: Int32s
-    as_of: Int64s
-    state: list[RankState]
-    state_since: Int64s
-    detail: Sequence[str]
-    connected: Bools
-    left: Bools
-    gap: Bools
-    info: dict[int, RankInfo]
-    moved_at: Int64s
-    clocks: RankClocks
-    exits: dict[int, ExitInfo]
-
-
-def ranks(tables: AttemptTables, pairs: PairColumns, now: AlignedNs) -> RankColumns:
-    table = tables.ranks
-    rank = table.sorted()
+def snapshot(
+    tables: AttemptTables,
+    key: AttemptKey,
+    world_size: int,
+    op: Callable[[int, int], str],
+    ends_early: EndsEarly,
+    least_ns: int,
+    now: AlignedNs,
+) -> Snapshot:
+    """What the tables show, and nothing else."""
+    table, rank, members = tables.ranks, tables.ranks.sorted(), pairs(tables, ends_early, now)
     statuses = dict(table.statuses)
 
     def detail(at: int) -> str:
         status = statuses.get(int(rank[at]))
         return status.detail if status is not None else ""
 
-    return RankColumns(
+    return Snapshot(
+        key=key,
+        now=now,
+        world_size=world_size,
         rank=rank,
         as_of=table.to_aligned(rank, table.as_of[rank], now),
         state=_STATES[table.state[rank]].tolist(),
@@ -213,10 +197,21 @@ def ranks(tables: AttemptTables, pairs: PairColumns, now: AlignedNs) -> RankColu
         connected=table.connected[rank],
         left=table.left[rank],
         gap=_lossy(table, rank),
-        info=dict(table.infos),
-        moved_at=_moved_at(tables, pairs, now)[rank],
+        moved_at=_moved_at(tables, members, now)[rank],
         clocks=RankClocks(table.session[rank], table.uncertainty_ns[rank]),
+        info=dict(table.infos),
+        groups=tuple(tables.groups.infos),
+        threshold_ns=thresholds_ns(tables, least_ns),
+        pairs=members,
+        op=op,
+        channels=tables.channels.snapshot(table, now),
         exits=dict(table.exits),
+        p2p_ranks=frozenset(tables.channels.seen),
+        unrecorded=tables.unrecorded.snapshot(table, now),
+        unshown=frozenset(tables.pairs.group[tables.pairs.unshown].tolist()),
+        unread=frozenset(table.unread),
+        hidden=frozenset(tables.pairs.rank[tables.pairs.hidden].tolist()),
+        unanswered=dict(tables.unrecorded.unanswered),
     )
 
 

@@ -5,7 +5,7 @@ Stored in node time, as all that is known of one rank, and aligned when a snapsh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -103,10 +103,8 @@ class UnrecordedWaits:
         """From when to when ranks were seen in calls that they have come out of since the last
         time, by name. A call that ended with its process does not count."""
         ended: dict[str, list[tuple[int, int]]] = {}
-        for wait in self._ended:
-            times = np.array((wait.since_ns, wait.as_of_ns), np.int64)
-            since, as_of = ranks.to_aligned(wait.rank, times, now).tolist()
-            ended.setdefault(wait.op, []).append((since, as_of))
+        for wait in _aligned(self._ended, ranks, now):
+            ended.setdefault(wait.op, []).append((wait.since_ns, wait.as_of_ns))
         self._ended.clear()
         return ended
 
@@ -129,16 +127,22 @@ class UnrecordedWaits:
     ) -> Mapping[int, tuple[UnrecordedWait, ...]]:
         """The waits that were seen last, in aligned time; without an op where one is over."""
         waits = [wait for known in self._by_rank.values() for wait in known.values()]
-        of = np.array([wait.rank for wait in waits], np.int64)
-        each = [(wait.since_ns, wait.as_of_ns, wait.left_ns) for wait in waits]
-        times = np.array(each, np.int64).T
         found: dict[int, tuple[UnrecordedWait, ...]] = {}
-        if waits:
-            columns = [ranks.to_aligned(of, column, now).tolist() for column in times]
-            for wait, *at in zip(waits, *columns, strict=True):
-                aligned = replace(wait, since_ns=at[0], as_of_ns=at[1], left_ns=at[2])
-                found[wait.rank] = (*found.get(wait.rank, ()), aligned)
+        for wait in _aligned(waits, ranks, now):
+            found[wait.rank] = (*found.get(wait.rank, ()), wait)
         return found
+
+
+def _aligned(
+    waits: Sequence[UnrecordedWait], ranks: RankTable, now: AlignedNs
+) -> Iterator[UnrecordedWait]:
+    """The same in aligned time."""
+    of = np.array([wait.rank for wait in waits], np.int64)
+    each = [(wait.since_ns, wait.as_of_ns, wait.left_ns) for wait in waits]
+    times = np.array(each, np.int64).reshape(-1, 3).T
+    columns = [ranks.to_aligned(of, column, now).tolist() for column in times]
+    for wait, since, as_of, left in zip(waits, *columns, strict=True):
+        yield replace(wait, since_ns=since, as_of_ns=as_of, left_ns=left)
 
 
 def not_refuted(known: Sequence[UnrecordedWait]) -> list[UnrecordedWait]:

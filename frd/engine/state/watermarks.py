@@ -116,11 +116,9 @@ def _stay_idle(
 def _reach(seqs: Int64s, times: Int64s, pair: Int32s, seq: Int64s, at: Int64s) -> None:
     """Raise a watermark of these pairs to `seq`, reached by `at`. Of reports of the same seq the
     earliest time counts; 0 is unknown."""
-    known, known_at = seqs[pair], times[pair]
-    earlier = np.where(
-        (known_at == 0) | (at == 0), np.maximum(known_at, at), np.minimum(known_at, at)
-    )
-    times[pair] = np.where(seq > known, at, np.where(seq == known, earlier, known_at))
+    known = seqs[pair]
+    _earlier(times, pair, at, seq == known)
+    times[pair] = np.where(seq > known, at, times[pair])
     seqs[pair] = np.maximum(known, seq)
 
 

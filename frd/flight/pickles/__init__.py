@@ -1,5 +1,5 @@
 """PyTorch's pickles of Flight Recorder dumps: read without running code, and written byte for byte.
 
 `unpickle.load_plain` refuses every pickle that holds more than plain values. `layout`, `walk` and
-`lockstep` decode thousands of entries of one layout as columns. `torch_pickle` writes.
+`lockstep` decode thousands of entries of one layout as columns. `frd.flight.write` writes one.
 """

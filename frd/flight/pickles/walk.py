@@ -164,49 +164,7 @@ class Walk:
 
     def _number(self, token: bytes, operands: Int64s) -> Int64s:
         """The number behind the key."""
-        at_once = self._number_of_one_size(token, operands)
-        if at_once is not None:
-            return at_once
         self._expect(token)
-        return self._number_of_any_size(operands)
-
-    def _number_of_one_size(self, token: bytes, operands: Int64s) -> Int64s | None:
-        """For the usual case that all entries in step have the same opcode; else None."""
-        before = len(token) + 1
-        head = self._words[self._at]
-        here = head & _low(before)
-        like = here[self._sample()]
-        opcode = int(like) >> 8 * len(token)
-        size = int(operands[opcode])
-        same = here == like
-        if size < 0 or int(like).to_bytes(8, "little")[: before - 1] != token:
-            return None
-        if not (same | ~self.fits).all():
-            return None
-        self.fits &= same
-        self._at += before
-        if opcode == _LONG:
-            self.fits &= self._bytes[self._at] == 8
-            self._at += 1
-        if before + size <= 8 and opcode != _LONG:
-            value = (head >> np.uint64(8 * before)) & _low(size)
-        else:
-            value = self._words[self._at] & _low(size)
-        self._at += size
-        signed: Int64s = value.view(np.int64)
-        return signed.astype(np.int32).astype(np.int64) if opcode == _INT32 else signed
-
-    def _sample(self) -> int:
-        """An entry in step, where there is one."""
-        middle = len(self.fits) // 2
-        return middle if self.fits[middle] else int(self.fits.argmax())
-
-    def _is(self, token: bytes) -> Bools:
-        here = self._words[self._at] & _low(len(token))
-        found: Bools = here == np.uint64(int.from_bytes(token, "little"))
-        return found
-
-    def _number_of_any_size(self, operands: Int64s) -> Int64s:
         opcode = self._bytes[self._at]
         size = operands[opcode]
         self.fits &= size >= 0
@@ -223,6 +181,11 @@ class Walk:
             value[signed] = value[signed].astype(np.int32)
         self._at += size
         return value
+
+    def _is(self, token: bytes) -> Bools:
+        here = self._words[self._at] & _low(len(token))
+        found: Bools = here == np.uint64(int.from_bytes(token, "little"))
+        return found
 
     def _flag(self, token: bytes) -> Int64s:
         self._expect(token)

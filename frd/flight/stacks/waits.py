@@ -18,13 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from frd.flight.stacks.text import (
-    ProcessStack,
-    StackFrame,
-    is_machinery,
-    is_of_standard_library,
-    processes,
-)
+from frd.flight.stacks.text import ProcessStack, StackFrame, is_machinery, is_of_standard_library
 from frd.model import DEVICE, IDLE, POLL
 
 _C10D: Final = "torch/distributed/distributed_c10d.py"
@@ -115,18 +109,6 @@ class Call:
     """It polls for the lock of a file, which the kernel knows."""
 
 
-def call_of(text: str) -> Call | None:
-    """The call that the stack text of a rank shows; None if its main thread is elsewhere."""
-    call = place_of(next(iter(processes(text))))
-    return call if call is not None and call.op else None
-
-
-def elsewhere_of(text: str) -> Call | None:
-    """Where the stack text of a rank shows its main thread, if that is in no call."""
-    call = place_of(next(iter(processes(text))))
-    return call if call is not None and not call.op else None
-
-
 def place_of(process: ProcessStack) -> Call | None:
     """What the main thread is in; None if it is not known, or has left the program."""
     if not process.main or process.has_left:
@@ -154,19 +136,12 @@ def is_one_wait(before: Call, after: Call, passed_ns: int) -> bool:
     return 0 <= after.ran_ns - before.ran_ns <= most
 
 
-def native_line(text: str) -> str:
+def native_line(process: ProcessStack) -> str:
     """The line of the program in which the main thread is, or from which it is in native code, such
     as ``train.py:88 in exchange``; empty if it is in Python code of the standard library."""
-    process = next(iter(processes(text)))
     if not process.main or is_of_standard_library(process.main[0]):
         return ""
     return str(process.own[0])
-
-
-def has_stack(text: str) -> bool:
-    """The text shows the Python stack of the main thread, and where its program is."""
-    process = next(iter(processes(text)))
-    return bool(process.main) and not process.has_left
 
 
 def _inside(process: ProcessStack) -> list[StackFrame]:

@@ -214,9 +214,9 @@ class AgentClocks:
                 self.refused[refusal.value] += 1
             else:
                 clock.exchanged_at = self._now()
-        last = clock.wall.last_raw
+        last = clock.wall.last
         if not clock.exchanged_at and len(readings.raw_ns) and last is not None:
-            clock.learned.one_way(NodeRawNs(last), self._now.raw())
+            clock.learned.one_way(NodeRawNs(last[0]), self._now.raw())
         clock.conclude(force=has_stepped)
 
     def _read_node(

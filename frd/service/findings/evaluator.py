@@ -158,8 +158,8 @@ class Evaluator:
         now = self._now()
         self._engine.restore(findings, now)
         self.people.take_up(findings)
-        self._engine.recall(pauses)
-        if self._engine.learned:
+        self._engine.learned.recall(pauses)
+        if self._engine.learned.all():
             self._record_pauses(now)
 
     async def run(self) -> None:
@@ -206,7 +206,7 @@ class Evaluator:
         self._owed += outcome.questions
         self._journal.keep_dismissed(self._engine.dismissed, now)
         self._journal.tick(now)
-        if learned := self._engine.take_learned():
+        if learned := self._engine.learned.take_news():
             self._unsaved_pauses |= {one.job: one for one in learned}
             self._record_pauses(now)
         faults = self._engine.faults  # the view may add some
@@ -272,7 +272,7 @@ class Evaluator:
                 waiting.set_result(finding)
 
     def _record_pauses(self, now: AlignedNs) -> None:
-        pauses = encode_pauses(self._engine.learned)
+        pauses = encode_pauses(self._engine.learned.all())
         self._journal.record(RecordKind.LEARNED, now, payload=pauses)
 
     async def _save(self, events: Sequence[FindingEvent]) -> None:

@@ -64,9 +64,10 @@ class _Waiting:
     def _apply_again(self, message: CheckedEntries) -> bool:
         """Alone. What was applied of it before the failure counts as known."""
         try:
-            self.attempt.observe_entries(
+            again = self.attempt.check_entries(
                 message.rows, replay=True, session=message.session, now=message.now
             )
+            self.attempt.apply_entries([again])
         except Exception:
             return False
         return True

@@ -100,7 +100,8 @@ class Player:
             case RecordKind.ANSWERED:
                 self._answer(record)
             case RecordKind.LEARNED:
-                self._shared.engine.recall(usable(decode_pauses, record.payload, self._warn) or ())
+                pauses = usable(decode_pauses, record.payload, self._warn)
+                self._shared.engine.learned.recall(pauses or ())
             case RecordKind.RESTORED:
                 if (finding := usable(decode_finding, record.payload, self._warn)) is not None:
                     self._restore(finding, record.at)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from frd.engine import attempt
-from frd.engine.attempt import Applied, Attempt
+from frd.engine.attempt import Attempt
 from frd.engine.matching import collectives
 from frd.engine.policy import Policy
 from frd.errors import WireError
@@ -32,7 +32,7 @@ from frd.model import (
 from tests.world import observe
 from tests.world.attempt import Job, S, at
 from tests.world.messages import BOTH
-from tests.world.observe import rank_info
+from tests.world.observe import Applied, rank_info
 
 # -- declarations --------------------------------------------------------------------------------
 

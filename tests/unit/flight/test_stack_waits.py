@@ -9,17 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from frd.engine.evidence.answers import Stack
 from frd.flight.stacks.places import activity_of
 from frd.flight.stacks.text import RESTED
-from frd.flight.stacks.waits import (
-    Call,
-    call_of,
-    elsewhere_of,
-    has_stack,
-    is_one_wait,
-    native_line,
-)
+from frd.flight.stacks.waits import Call, is_one_wait
 from frd.model import DEVICE, IDLE, POLL
+from tests.stacks import call_of, elsewhere_of, has_stack
 from tests.unit.flight.test_stack_places import recorded
 
 C10D = "/opt/venv/lib/python3.11/site-packages/torch/distributed"
@@ -68,7 +63,7 @@ def test_a_rank_elsewhere(place: str, means: str) -> None:
 def test_the_line_that_native_code_was_called_from(place: str, means: str, line: str) -> None:
     """`work.wait()` and a receive end in code of the program and of torch; a wait for a child ends
     in Python's standard library."""
-    found = native_line(recorded(place, means))
+    found = Stack.of(recorded(place, means)).native_line
     assert found.startswith("places.py:") == bool(line)
     assert found.endswith(line)
 
@@ -77,7 +72,7 @@ def test_a_text_without_a_stack() -> None:
     """Of a process that only the kernel describes nothing is known."""
     assert call_of("# py-spy: not installed\n== /proc/7/wchan\n0\n") is None
     assert not has_stack("# py-spy: not installed\n== /proc/7/wchan\n0\n")
-    assert native_line("# py-spy: not installed\n== /proc/7/wchan\n0\n") == ""
+    assert Stack.of("# py-spy: not installed\n== /proc/7/wchan\n0\n").native_line == ""
 
 
 def test_the_main_thread_has_not_run() -> None:

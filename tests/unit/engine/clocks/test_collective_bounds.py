@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from frd.engine.clocks.alignment import FAR_NS, GROWTH_PPM
-from frd.engine.clocks.collective_bounds import MOST_PEERS, PeerBounds
+from frd.engine.clocks.estimator import MOST_PEERS, PeerBounds
 from frd.engine.clocks.exchange import SILENT_NS
 
 S = 1_000_000_000

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
+from frd.clocks.wall_clock import SLEW_PPM
 from frd.engine.clocks.alignment import FAR_NS
 from frd.engine.clocks.exchange import Refusal
 from frd.engine.clocks.wall_readings import MOST_READINGS, WallReadings
-from tests.world.clocks import EPOCH, MS, S
+from tests.world.clocks import EPOCH, MS, Clock, S
 
 HALF = S // 2
 
@@ -29,7 +32,7 @@ def test_readings_that_cannot_be(row: tuple[int, int, int], why: Refusal) -> Non
     wall = WallReadings()
     assert wall.read([10 * S], [EPOCH], [100]) is None
     assert wall.read(*zip((11 * S, EPOCH + S, 100), row, strict=True)) is why
-    assert (wall.last_raw, wall.ahead(10 * S)) == (10 * S, (EPOCH - 10 * S, 101))
+    assert wall.last == (10 * S, EPOCH, 100)
 
 
 def test_too_many_readings() -> None:
@@ -44,7 +47,7 @@ def test_refusals_do_not_last_for_ever() -> None:
     wall.read([FAR_NS - 5], [EPOCH], [100])
     refusals = [wall.read([second * S], [EPOCH + second * S], [100]) for second in range(20, 40)]
     assert refusals.count(Refusal.BACKWARDS) == 8
-    assert (wall.last_raw, wall.ahead(39 * S)) == (39 * S, (EPOCH, 101))
+    assert wall.last == (39 * S, EPOCH + 39 * S, 100)
 
 
 @pytest.mark.parametrize("step", [3 * S, -3 * S, 5 * MS])
@@ -57,4 +60,34 @@ def test_steps_are_counted(step: int) -> None:
         shown = [EPOCH + raw + step * so_far for raw, so_far in zip(raws, steps, strict=True)]
         assert wall.read(raws, shown, [100, 100]) is None
     assert wall.steps == 2
-    assert (wall.last_raw, wall.ahead(7 * HALF)) == (7 * HALF, (EPOCH + 2 * step, 101))
+    assert wall.last == (7 * HALF, 7 * HALF + EPOCH + 2 * step, 100)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_truth_is_within(seed: int) -> None:
+    """Slew that changes and steps of any size: after every message the true difference is within
+    the interval until the next step, and a slew is no step."""
+    dice = random.Random(seed)
+    raw, real = Clock(7 * S, dice.randint(-90_000, 90_000)), Clock(EPOCH)
+    wall, steps = WallReadings(), 0
+    for at in range(S // 4, 50 * S, S // 4):
+        if at % (5 * S) == 0:
+            jump = dice.choice((-1, 1)) * int(10 ** dice.uniform(6, 9))
+            real.change(at - 1, ppb=dice.randint(-500_000, 500_000), jump=jump)
+            steps += 1
+        slack = dice.choice((100, 100, S // 2))
+        wall.read([raw(at)], [real(at)], [slack if at % (5 * S) else 100])
+        later = at + dice.randrange(S // 4 - 1)
+        known = wall.ahead(raw(later))
+        assert known is not None
+        assert abs(real(later) - raw(later) - known[0]) <= known[1] + 1
+    assert wall.steps == steps
+
+
+def test_an_old_reading_says_less() -> None:
+    """By 601 parts in a million of the time passed."""
+    wall = WallReadings()
+    assert wall.ahead(S) is None
+    wall.read([S], [EPOCH], [100])
+    (_, now), (_, later) = wall.ahead(9 * S) or (0, 0), wall.ahead(19 * S) or (0, 0)
+    assert later - now == 10 * S * SLEW_PPM // 1_000_000

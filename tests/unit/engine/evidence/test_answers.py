@@ -48,8 +48,9 @@ class Seen:
         asked_at, answered_at = AlignedNs(self.at), AlignedNs(self.at + answered_after_s * S)
         after_ns = None if confirm_after_ns is None else lambda op: confirm_after_ns
         answer = Answer(1, KEY, Occasion.STILL, "", 3, asked_at, answered_at)
-        if (wait := self.answers.of_stack(answer, Stack.of(text), after_ns)) is not None:
-            self.reported.append(wait)
+        stack = Stack.of(text)
+        if stack.place is not None:
+            self.reported.append(self.answers.of_stack(answer, stack, stack.place, after_ns))
 
     @property
     def intervals(self) -> list[tuple[str, int, int]]:

@@ -13,7 +13,6 @@ from frd.engine.losses.exits import Exit, Manner
 from frd.engine.policy import Policy
 from frd.forms import clock_text, finding_from_json, finding_json
 from frd.model import (
-    AlignedNs,
     Change,
     Confidence,
     ExitInfo,
@@ -304,40 +303,6 @@ def test_the_first_to_go_is_named(world: int, ends: Ends, lost: Confidence) -> N
         leave(job, rank, how, ago_s)
     job.run(5)
     assert named(job.only()) == [(1, Reason.EXITED, lost)]
-
-
-GONE = "process is gone"
-
-
-@pytest.mark.parametrize(
-    ("first", "later", "lost"),
-    [
-        pytest.param(dict.fromkeys(range(4), GONE), {}, [], id="all vanish together"),
-        pytest.param(
-            dict.fromkeys(range(4), "ValueError: unknown option"), {}, [], id="all raise the same"
-        ),
-        pytest.param(
-            dict.fromkeys((0, 1, 3), "RuntimeError: Connection closed by peer [::1]:4711"),
-            {2: "killed: no exit record"}, [2], id="the killed rank is reported after its peers",
-        ),
-        pytest.param(
-            dict.fromkeys((0, 2, 3), ""), {1: "ValueError: loss is NaN"}, [1],
-            id="the launcher kills the rest, whose exits are seen earlier",
-        ),
-        pytest.param({1: "ValueError: loss is NaN"}, {}, [1], id="the others run on"),
-    ],
-)  # fmt: skip
-def test_ends_that_an_agent_reports_in_words_only(
-    first: dict[int, str], later: dict[int, str], lost: list[int]
-) -> None:
-    """An agent of version 0.1 sends a text on each exit; the `later` ones are seen after 200 ms."""
-    job = running().join("dp", [0, 1, 3], 4)
-    for reported in (first, later):
-        for rank, detail in reported.items():
-            job.status(rank, RankState.EXITED, detail)
-        job.now = AlignedNs(job.now + 200_000_000)
-    job.run(10)
-    assert [suspect.rank for finding in job.findings() for suspect in finding.suspects] == lost
 
 
 def test_a_crash_is_reported_with_its_line_and_stays_in_the_history() -> None:

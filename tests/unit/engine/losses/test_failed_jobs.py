@@ -60,7 +60,7 @@ def again(job: Job, *, attempt: int = 0) -> Job:
 def restarted(engine: Engine) -> Engine:
     """The next process of the service, or the replica that takes the job over from the log."""
     after = Engine(engine.policy)
-    after.recall(decode_pauses(encode_pauses(engine.learned)))
+    after.learned.recall(decode_pauses(encode_pauses(engine.learned.all())))
     return after
 
 
@@ -176,7 +176,7 @@ def test_a_job_that_starts_again_has_not_failed(attempt: int, after_s: int) -> N
     assert failure(job.engine, second.now) is None
     second.run(120)
     assert failure(job.engine, second.now) is None
-    assert all(one.failure is None for one in job.engine.learned)
+    assert all(one.failure is None for one in job.engine.learned.all())
     ended(second, *(CLEAN,) * 4, then_s=120)
     assert failure(job.engine, second.now) is None
 
@@ -244,17 +244,17 @@ def test_failures_are_outside_the_bound_of_findings_and_have_one_themselves(tmp_
     waits = {("dp", 4): [LongWait.of(1, 2)]}
     trained = JobPauses("trained", AlignedNs(job.now - DAY_NS), waits)
     failed = [JobPauses(f"{i}", job.now, {}, how) for i in range(256)]
-    engine.recall([trained, *failed])
+    engine.learned.recall([trained, *failed])
     last = Job(1, engine=engine, now=job.now, name="last").group("dp", [0])
     ended(last, BAD_BATCH, then_s=70)
     view = engine.status_view(last.now)
     names = {one.key.job for one in view.attempts if one.failure is not None}
     assert names == {*(f"{i}" for i in range(1, 256)), "last"}
     assert view.evicted["pauses"] == 1
-    assert trained in engine.learned
+    assert trained in engine.learned.all()
     store = FindingStore(tmp_path / "db")
     store.save_pauses([trained, *failed])
-    store.save_pauses(engine.take_learned())
+    store.save_pauses(engine.learned.take_news())
     assert trained in store.pauses()
     assert {one.job for one in store.pauses()} >= {"last", "trained"}
     assert len(store.pauses()) == 257

@@ -33,7 +33,7 @@ def join(
     seq = i64(*seqs)
     if len(ring.admit(np.array([group]), seq[:1], seq[-1:])):
         ring.make_room(group, int(seq[0]), int(seq[-1]))
-    slot = ring.locate(np.full(len(seq), group, np.int32), seq)
+    slot = ring.windows.slot(np.full(len(seq), group, np.int32), seq)
     inside = slot >= 0
     signatures: Int32s = np.full(len(seq), signature, np.int32)
     created_at = (created + seq)[inside]
@@ -155,8 +155,8 @@ def test_completion_times_go_where_their_seq_still_is() -> None:
     group = np.zeros(3, np.int32)
     for late in (30, 20):
         seq = i64(1, 2, 3)
-        slot = ring.locate(group, seq)
-        held = ring.holds(slot, seq)
+        slot = ring.windows.slot(group, seq)
+        held = ring.slots.holds(slot, seq)
         times = i64(late, late + 1, late + 2)[held]
         ring.complete(slot[held], times, 0, np.zeros(len(times), np.bool_))
     assert take(ring, 0, 3).last_completed.tolist() == [30, 31]

@@ -74,7 +74,7 @@ def threshold_s(job: Job) -> float:
 def later(engine: Engine) -> Engine:
     """The next process of the service, with what the store gave back."""
     after = Engine(engine.policy)
-    after.recall([JobPauses.decode(one.encode()) for one in engine.learned])
+    after.learned.recall([JobPauses.decode(one.encode()) for one in engine.learned.all()])
     return after
 
 
@@ -137,7 +137,7 @@ def test_a_time_that_is_unknown_teaches_nothing() -> None:
     job.now = AlignedNs(job.now + 700 * S)
     job.all_reduce("dp", 5).run(3)
     assert threshold_s(job) == POLICY.stall_after_s
-    assert (job.engine.learned, job.events) == ([], [])
+    assert (job.engine.learned.all(), job.events) == ([], [])
 
 
 @pytest.mark.parametrize("comes", [False, True])
@@ -152,7 +152,7 @@ def test_a_hang_that_ends_with_the_job_teaches_nothing(comes: bool) -> None:
     for rank in range(4):
         job.status(rank, RankState.EXITED, "KeyboardInterrupt" if comes else "killed")
     job.run(10)
-    assert [one for one in job.engine.learned if one.waits] == []
+    assert [one for one in job.engine.learned.all() if one.waits] == []
     assert threshold_s(started(job.engine, 1, job.now)) == 10
 
 
@@ -161,7 +161,7 @@ def test_only_waits_after_which_the_job_went_on_are_kept() -> None:
     job = trained(started(Engine(POLICY), 0))
     job.join("dp", [1, 2, 3], 20).run(60)
     job.join("dp", [0], 20).complete("dp", range(4), 20).run(700)
-    (learned,) = job.engine.take_learned()
+    (learned,) = job.engine.learned.take_news()
     assert {round((w.end - w.start) / S) for w in learned.waits["dp", 4]} == {25}
 
 
@@ -185,16 +185,16 @@ def test_what_was_learned_has_the_ceiling_of_the_policy() -> None:
     """An hour, twice, raises the threshold no further than `stall_after_max_s`."""
     waits = [LongWait.of(START, START + 3600 * S), LongWait.of(START + 7200 * S, START + 10800 * S)]
     engine = Engine(Policy(stall_after_max_s=600.0))
-    engine.recall([JobPauses("job", START, {("dp", 4): waits})])
+    engine.learned.recall([JobPauses("job", START, {("dp", 4): waits})])
     assert threshold_s(started(engine, 0, AlignedNs(START + DAY))) == 600
 
 
 def test_only_new_pauses_are_stored() -> None:
     """A pause that is usual is not stored each time."""
     job = trained(started(Engine(POLICY), 0), 2)
-    assert [one.job for one in job.engine.take_learned()] == ["job"]
+    assert [one.job for one in job.engine.learned.take_news()] == ["job"]
     trained(started(job.engine, 1, job.now), 8)
-    assert job.engine.take_learned() == []
+    assert job.engine.learned.take_news() == []
 
 
 def test_waits_of_a_program_that_runs_ahead_do_not_add_up() -> None:
@@ -321,10 +321,10 @@ def test_the_service_keeps_what_it_learned_and_the_journal_has_it(tmp_path: Path
     """The second process begins with the stored pauses, and its journal begins with them."""
     first = Service(tmp_path, START)
     first.run(0)
-    learned = first.engine.learned
+    learned = first.engine.learned.all()
     first.stop()
     second = Service(tmp_path, AlignedNs(first.now + DAY))
-    assert second.engine.learned == learned
+    assert second.engine.learned.all() == learned
     assert changes(second.run(1)) == []
     second.stop()
     records = list(read(tmp_path / "journal", pytest.fail))
@@ -366,4 +366,4 @@ def test_clocks_that_are_not_known_yet_teach_no_pause() -> None:
     for seq in range(6, 12):
         job.all_reduce("dp", seq).run(1)
     assert threshold_s(job) == POLICY.stall_after_s
-    assert job.engine.learned == []
+    assert job.engine.learned.all() == []

@@ -193,7 +193,7 @@ async def test_each_rank_answers_once(kind: QuestionKind, tmp_path: Path) -> Non
     of = {(one.question, one.attempt, one.occasion, one.finding) for one in answers}
     assert of == {(question.number, question.attempt, question.occasion, "f1")}
     assert {(one.asked_at - began, one.answered_at - began) for one in answers} == {(0, S // 2)}
-    assert all(one.stack is not None and one.stack.call is not None for one in answers
+    assert all(one.stack is not None and one.stack.place is not None for one in answers
                if one.rank >= 0 and kind in (QuestionKind.DUMP, QuestionKind.STACK))  # fmt: skip
     assert all(one.blocked == LOCK for one in answers if kind is QuestionKind.INSPECTION)
     together = {one.rank: one for one in answers}.get(-1)
