@@ -26,7 +26,6 @@ from frd.offline.analysis.analyze import Analysis
 from frd.offline.io.analysis import IoAnalysis
 from frd.offline.memory.analysis import MemoryAnalysis
 from frd.offline.output.io_tracks import add_io
-from frd.offline.output.memory.alignment import offsets_of
 from frd.offline.output.memory.tracks import add_memory, begins_at_ns
 from frd.offline.output.op_intervals import ends, flows
 from frd.offline.output.text_tables import frame_text, op_text, sizes_text, state_text, stuck_in
@@ -49,9 +48,8 @@ def write_timeline(
     memory: MemoryAnalysis | None = None,
 ) -> None:
     """Write the whole timeline of dumps, traces, memory or several of them, rank by rank."""
-    offsets = offsets_of(analysis) if analysis is not None else None
     begin = _beginning(analysis, io)
-    if memory is not None and (first := begins_at_ns(memory, offsets)) is not None:
+    if memory is not None and (first := begins_at_ns(memory, analysis)) is not None:
         begin = min(begin, first) if begin else first
     writer = TraceWriter(out, max(begin, 0))
     tracks: dict[int, int] = {}
@@ -63,7 +61,7 @@ def write_timeline(
             tracks[rank] = timeline.add_rank(rank)
             progress(number, len(ranks))
     if memory is not None:
-        add_memory(writer, memory, tracks, offsets, progress, order=_RANKS)
+        add_memory(writer, memory, tracks, analysis, progress, order=_RANKS)
     if io is not None:
         add_io(writer, io, tracks, progress, order=_RANKS)
     writer.flush()

@@ -16,8 +16,9 @@ from typing import Any, Final
 import msgspec
 
 from frd.forms import encodable, finding_json, json_bytes
+from frd.offline.analysis.analyze import Analysis
 from frd.offline.memory.analysis import MemoryAnalysis
-from frd.offline.output.memory.alignment import ClockOffset, Clocks, clocks_of, ranks_of, shift_ns
+from frd.offline.output.memory.alignment import Clocks, clocks_of, ranks_of, shift_ns
 from frd.offline.output.memory.samples import samples_table
 from frd.offline.output.table_files import (
     Content,
@@ -117,7 +118,7 @@ def not_in(path: Path) -> str:
 def export_memory(
     analysis: MemoryAnalysis,
     path: Path,
-    offsets: Mapping[int, ClockOffset] | None,
+    dumps: Analysis | None,
     progress: Progress,
 ) -> None:
     """Write the samples on one clock, and all that was found.
@@ -129,7 +130,7 @@ def export_memory(
         ConfigError, StoreError: as `check_memory_export`, and when the file cannot be written.
     """
     check_memory_export(path)
-    clocks = clocks_of(analysis, offsets)
+    clocks = clocks_of(analysis, dumps)
     content = _content(analysis, clocks, progress, with_text=path.suffix in _FOR_READING)
     write_file(path, _WRITERS, content)
 
