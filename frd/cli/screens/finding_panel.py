@@ -18,6 +18,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from frd.cli.screens.watching import counted
 from frd.engine.findings.text import collective as collective_text
 from frd.forms import REASONS, duration_text, folded, moment, ranks_text
 from frd.model import Reason
@@ -55,6 +56,18 @@ def facts_table(facts: Iterable[tuple[str, RenderableType]]) -> Table:
     for label, value in facts:
         table.add_row(label, value)
     return table
+
+
+def more_text(count: int, noun: str) -> Text:
+    return Text(f"… {counted(count, f'more {noun}')}: --json has all of them", style="dim")
+
+
+def listed(label: str, lines: Sequence[Text], most: int, noun: str) -> Iterator[tuple[str, Text]]:
+    """Facts: the first lines, the first one with the label, and how many more there are."""
+    for number, line in enumerate(lines[:most]):
+        yield label if number == 0 else "", line
+    if (more := len(lines) - most) > 0:
+        yield "", more_text(more, noun)
 
 
 def _do_now(finding: Mapping[str, Any], is_live: bool) -> Iterator[Text]:
