@@ -13,8 +13,14 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from frd.cli.client import Client, job_path, unknown_job
-from frd.cli.completion import job_names
-from frd.cli.options import console, output_option, print_json, ranks_option, service_options
+from frd.cli.options import (
+    console,
+    job_names,
+    output_option,
+    print_json,
+    ranks_option,
+    service_options,
+)
 from frd.cli.screens import live
 from frd.cli.screens.finding_panel import close_text
 from frd.cli.screens.job_tables import (

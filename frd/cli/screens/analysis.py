@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from frd.offline.analysis.analyze import Analysis
     from frd.offline.io.analysis import IoAnalysis
     from frd.offline.memory.analysis import MemoryAnalysis
-    from frd.offline.output.selection import Selection
+    from frd.offline.output.tables import Selection
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from frd.cli.screens.watching import counted
 from frd.engine.findings.text import collective as collective_text
-from frd.forms import REASONS, duration_text, folded, moment, ranks_text
+from frd.forms import REASONS, counted, duration_text, folded, moment, ranks_text
 from frd.model import Reason
 from frd.usage import plain
 
@@ -124,22 +123,15 @@ def _held_up(finding: Mapping[str, Any], whole: bool) -> Iterator[tuple[str, Ren
     for label, text in collective_facts(finding):
         if whole or label != "collective" or "effect" not in finding:  # that says the same
             yield label, Text(plain(text))
-    yield from _words_of_others(finding, whole)
+    if (witness := finding.get("witness")) is not None:
+        yield "witness", _witness(witness, whole)
+    if opinions := finding.get("second_opinion"):
+        yield "2nd opinion", Text("\n".join(map(plain, opinions)))
     held_up = finding.get("groups_held_up", ())
     if len(held_up) > 1:
         yield "holds up", Text(_groups(held_up, len(held_up) if whole else MAX_GROUPS))
     if finding.get("unknown_ranks"):
         yield "unknown", Text(f"{ranks_text(finding['unknown_ranks'])}, whose telemetry is missing")
-
-
-def _words_of_others(
-    finding: Mapping[str, Any], whole: bool
-) -> Iterator[tuple[str, RenderableType]]:
-    """What a victim and NCCL say."""
-    if (witness := finding.get("witness")) is not None:
-        yield "witness", _witness(witness, whole)
-    if opinions := finding.get("second_opinion"):
-        yield "2nd opinion", Text("\n".join(map(plain, opinions)))
 
 
 def _append_suspect(
@@ -238,7 +230,7 @@ def collective_facts(finding: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _groups(labels: Sequence[str], most: int) -> str:
     shown = ", ".join(plain(label) for label in labels[:most])
     more = len(labels) - most
-    return f"{shown} and {more} more group{'s' * (more > 1)}" if more > 0 else shown
+    return f"{shown} and {counted(more, 'more group')}" if more > 0 else shown
 
 
 def _when(finding: Mapping[str, Any]) -> str:

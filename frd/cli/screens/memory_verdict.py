@@ -13,9 +13,8 @@ from rich.text import Text
 
 from frd.cli.screens.finding_panel import facts_table, listed, more_text
 from frd.cli.screens.verdict import findings_parts, period_text, warning_facts
-from frd.cli.screens.watching import counted
 from frd.engine.memory.text import size
-from frd.forms import ranks_text
+from frd.forms import counted, ranks_text
 from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank
 from frd.offline.memory.notes import before_text
 from frd.usage import plain

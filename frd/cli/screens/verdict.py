@@ -17,10 +17,10 @@ from rich.text import Text
 
 from frd.cli.screens.finding_panel import facts_table, finding_panel, listed, more_text
 from frd.engine.findings.text import ranks
-from frd.forms import finding_json, fold_ranks, ranks_text
+from frd.forms import counted, finding_json, fold_ranks, ranks_text
 from frd.model import Finding, Kind
 from frd.offline.analysis.analyze import Analysis
-from frd.offline.output.op_intervals import ended
+from frd.offline.output.text_tables import ended
 from frd.usage import plain
 
 MAX_FINDINGS = 8
@@ -100,9 +100,8 @@ def _apart(analysis: Analysis) -> str:
     if not earlier:
         return ""
     known = [last.taken_by_ns - one.taken_by_ns for one in earlier if one.taken_by_ns]
-    what = "1 dump" if len(earlier) == 1 else f"{len(earlier)} dumps"
     before = f", {known[0] / 1e9:.1f} s before the one that is judged" if known else ""
-    return f"{what} of the same job{before}"
+    return f"{counted(len(earlier), 'dump')} of the same job{before}"
 
 
 def _dumps(analysis: Analysis) -> str:
@@ -112,7 +111,7 @@ def _dumps(analysis: Analysis) -> str:
     done = [ended(of, analysis.collectives.facts) for of in trace.ranks.values()]
     total, in_flight = sum(map(len, done)), sum(int((~one).sum()) for one in done)
     used = len(np.unique(np.concatenate([of.group for of in trace.ranks.values()])))
-    groups = f"{used} group{'s' * (used != 1)}"
+    groups = counted(used, "group")
     return f"{ranks}, {groups} in use, {total:,} entries, {in_flight:,} of them in flight"
 
 

@@ -85,7 +85,7 @@ def gains_of(
     cut: dict[tuple[str, int], _Cut] = {}
     for (job, rank, kind), of_rank in by_rank.items():
         if (job, rank) not in cut:
-            cut[job, rank] = _Cut.of(phases.get((job, rank)))
+            cut[job, rank] = _Cut.of(phases.get((job, rank), RankPhases.of(())))
         for path, gained in cut[job, rank].sums(of_rank):
             found.setdefault((job, kind, path), []).append(gained)
     rows = [_row(*key, gains) for key, gains in found.items()]
@@ -123,17 +123,13 @@ class _Cut:
     source: str
 
     @classmethod
-    def of(cls, phases: RankPhases | None) -> _Cut:
-        if phases is None:
-            none = np.empty(0, np.int64)
-            pieces = Pieces(none, none, np.empty(0, np.bool_))
-            return cls(pieces, np.zeros(1, np.int64), [()], [0], "")
+    def of(cls, phases: RankPhases) -> _Cut:
         some = phases.main
         pieces = innermost(some.begin, some.stop, some.thread, some.is_main)
         numbers: dict[tuple[str, ...], int] = {(): 0}
         of_span = [numbers.setdefault(span.path, len(numbers)) for span in some.spans]
         path = np.array([*of_span, 0], np.int64)[pieces.span]  # -1 finds the last
-        spans = np.bincount(of_span).tolist()  # there is a span of each path but the empty one
+        spans = np.bincount(of_span, minlength=1).tolist()  # each path has one but the empty one
         return cls(pieces, np.append(0, path), list(numbers), spans, some.source)
 
     def sums(self, series: Sequence[PhaseSeries]) -> Iterator[tuple[tuple[str, ...], _Gained]]:

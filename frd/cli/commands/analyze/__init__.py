@@ -186,7 +186,7 @@ def command(
     if not entries:
         refuse({"stacks"}, "applies to the table of entries: add --entries")
     from frd.cli.screens.analysis import Found, Tables, check_files, show, write_files
-    from frd.offline.output.selection import select
+    from frd.offline.output.tables import select
 
     check_files(output, timeline, plot, html, memory=memory, traces=bool(traces))
     dumps = analyze_dumps(folders, prefix, group_world_size, stall_after) if folders else None

@@ -21,8 +21,15 @@ from frd.cli.client import Client, unknown_job
 from frd.cli.commands.findings.export import export
 from frd.cli.commands.findings.one import show
 from frd.cli.commands.findings.people import ack, assign, close, note, silence
-from frd.cli.completion import finding_ids, job_names
-from frd.cli.options import console, output_option, print_json, service_options, since_option
+from frd.cli.options import (
+    console,
+    finding_ids,
+    job_names,
+    output_option,
+    print_json,
+    service_options,
+    since_option,
+)
 from frd.cli.screens import live, records
 from frd.cli.screens.finding_panel import finding_panel
 from frd.cli.screens.live import Picture

@@ -14,15 +14,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from frd.forms import fold_ranks
+from frd.forms import counted, fold_ranks
 from frd.model import Finding, Int64s, SeriesKind
 from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, RecordedRise
 from frd.offline.memory.feed import Lane
 from frd.offline.memory.samples import Recorded
 from frd.offline.memory.telemetry import ALLOCATED, RESERVED, USED
 from frd.offline.output.memory.alignment import ranks_of
-from frd.offline.output.memory.samples import main_column
-from frd.offline.output.memory.thinning import extremes
+from frd.offline.output.memory.samples import extremes, main_column
 from frd.offline.phases.spans import PhaseSpan
 
 Floats = NDArray[np.float64]
@@ -149,8 +148,7 @@ def _panel(
     lines = _lines(recorded, kind, apart, begin)
     lines.sort(key=lambda line: named.index(line.rank))
     crowded = len(sources) > MAX_LINES
-    noun = "rank" if len(rest) == 1 else "ranks"
-    label = f"{len(rest)} other {noun}" if lines else f"{len(rest)} {noun}"
+    label = counted(len(rest), "other rank" if lines else "rank")
     return Panel(
         title=f"{job.job}: {kind.title}" if several else kind.title,
         begin_ns=begin,
