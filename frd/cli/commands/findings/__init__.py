@@ -124,10 +124,8 @@ def command(
     return 0 if watch else _exit_code(answer)
 
 
-command.add_command(show)
-for _what in (ack, assign, note, silence, close):
+for _what in (show, ack, assign, note, silence, close, export):
     command.add_command(_what)
-command.add_command(export)
 
 
 def _refuse_options(context: click.Context) -> None:

@@ -87,7 +87,7 @@ class Panel:
     capacity: int
     """The highest of all ranks; 0 unknown."""
     phases: Sequence[PhaseSpan]
-    notes: Sequence[str]
+    note: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +160,17 @@ def _panel(
         findings=_finding_marks(findings, begin),
         capacity=max((lane.capacity for lanes in sources.values() for lane in lanes), default=0),
         phases=[span for rank in job.ranks for span in analysis.phases.of_rank(job.job, rank)],
-        notes=list(_notes(job)),
+        note=_note(job),
     )
 
 
-def _notes(job: MemoryJob) -> Iterator[str]:
-    if job.missing_ranks:
-        world = max(job.world_size, len(job.ranks))
-        count = len(job.missing_ranks)
-        noun = "rank" if count == 1 else "ranks"
-        yield f"no samples of {noun} {fold_ranks(job.missing_ranks)} ({count} of {world})"
+def _note(job: MemoryJob) -> str:
+    """Which ranks have no samples; empty if all have some."""
+    if not job.missing_ranks:
+        return ""
+    world, count = max(job.world_size, len(job.ranks)), len(job.missing_ranks)
+    noun = "rank" if count == 1 else "ranks"
+    return f"no samples of {noun} {fold_ranks(job.missing_ranks)} ({count} of {world})"
 
 
 def _by_weight(rises: Sequence[RecordedRise]) -> list[RecordedRise]:

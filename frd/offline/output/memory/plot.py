@@ -73,9 +73,9 @@ def _notes(analysis: MemoryAnalysis, panels: Sequence[Panel]) -> list[str]:
         if more := len(panel.rises) + len(panel.findings) - len(marks):
             out.append(f"{before}{more} more without a number")
     out += dict.fromkeys(
-        f"{panel.title.partition(':')[0]}: {note}" if several else note
+        f"{panel.title.partition(':')[0]}: {panel.note}" if several else panel.note
         for panel in panels
-        for note in panel.notes
+        if panel.note
     )
     if (more := len(analysis.jobs) - MAX_JOBS) > 0:
         out.append(f"{more} more jobs are not drawn")

@@ -14,6 +14,7 @@ from frd.errors import ConfigError, StoreError
 from frd.forms import utc_text
 from frd.offline.analysis.analyze import Analysis, analyze
 from frd.offline.memory.analysis import MemoryAnalysis
+from frd.offline.output.export import export
 from frd.offline.output.memory.export import check_memory_export, export_memory, not_in
 from tests.unit.offline.written_tables import rows_in
 from tests.world.memory import EPOCH, GIB, S
@@ -159,6 +160,17 @@ def test_rises_and_missing_ranks_are_tables(tmp_path: Path) -> None:
         "summary": analysis.summary,
         "clock_source": analysis.clock_source,
     }
+
+
+def test_findings_of_memory_have_the_columns_of_dumps(tmp_path: Path) -> None:
+    """One query reads the findings of both files."""
+    export(DUMPS, tmp_path / "dumps.sqlite")
+    files = tmp_path / "dumps.sqlite", exported(two_hosts(tmp_path), tmp_path / "memory.sqlite")
+    of_dumps, of_memory = (
+        [row["name"] for row in rows_in(file, "pragma_table_info('findings')")] for file in files
+    )
+    assert of_dumps == of_memory
+    assert {"job", "suspects", "victims"} <= {*of_dumps}
 
 
 def test_parquet_has_the_rest_in_its_metadata(tmp_path: Path) -> None:

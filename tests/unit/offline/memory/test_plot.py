@@ -162,6 +162,7 @@ def test_a_page_needs_nothing_else(tmp_path: Path) -> None:
     page = drawn(analysis, tmp_path / "a.html").decode()
     assert "default-src 'none'" in page
     assert page.count("<svg") == 1
+    assert f'<header class="verdict {"bad" if analysis.fault else "good"}">' in page
     assert page.count(escape(analysis.summary)) == 1
     assert f"<li>1  {analysis.rises[0].text}</li>" in page
 
