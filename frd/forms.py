@@ -170,6 +170,11 @@ def json_bytes(value: Any) -> bytes:
         return msgspec.json.encode(encodable(value))
 
 
+def counted(count: int, noun: str) -> str:
+    """``1 rank``, ``16,384 ranks``."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def fold_ranks(ranks: Iterable[int] | Int64s) -> str:
     """Rank set for people: ``0-11,13,15``. An array has to ascend, and is folded without a loop."""
     if not isinstance(ranks, np.ndarray):

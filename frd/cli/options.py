@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from frd.cli import contexts
 from frd.cli.client import TIMEOUT_S, Client, tls_context
 from frd.cli.contexts import Context, context_names
 from frd.credentials import read_token
-from frd.errors import ConfigError
+from frd.errors import ConfigError, FrdError
 from frd.forms import json_bytes, unfold_ranks, utc_ns, utc_text
 
 DEFAULT_HTTP = "127.0.0.1:9374"
@@ -293,3 +294,26 @@ def progress(what: str, unit: int = 1) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
         task = bar.add_task(what, total=None)
         yield lambda n, total: bar.update(task, completed=n // unit, total=total // unit)
+
+
+# -- what shells complete from the service ------------------------------------------------------
+
+_SHELL_WAITS_S = 1.0
+"""A shell waits for the answer; after an error there are no proposals."""
+
+
+def job_names(of: click.Context, _: click.Parameter, typed: str) -> list[str]:
+    return _known(of, "/api/v1/jobs", "jobs", "job", typed)
+
+
+def finding_ids(of: click.Context, _: click.Parameter | None, typed: str) -> list[str]:
+    return _known(of, "/api/v1/findings", "findings", "id", typed)
+
+
+def _known(of: click.Context, path: str, key: str, name: str, typed: str) -> list[str]:
+    """Not what a shell would have to quote: a job may have any name, also that of a command."""
+    try:
+        known = [str(one[name]) for one in client_of(of, _SHELL_WAITS_S).get(path)[key]]
+    except (FrdError, click.ClickException, LookupError, TypeError):
+        return []
+    return [one for one in known if one.startswith(typed) and shlex.quote(one) == one]

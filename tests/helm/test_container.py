@@ -218,6 +218,6 @@ def test_what_the_build_installs_runs(tmp_path: Path) -> None:
         assert done.stdout.startswith(said), done.stderr
     made = run_program([str(inside / "frd"), "init", "conf"], env=env, cwd=tmp_path)
     assert (tmp_path / "conf/frd.toml").exists(), made.stderr
-    assert list((tmp_path / "venv").rglob("frd/cli/screens/page.css"))
+    assert list((tmp_path / "venv").rglob("frd/offline/output/page.css"))
     pages = sorted(path.name for path in (tmp_path / "venv").rglob("frd/runbooks/*"))
     assert pages == sorted(path.name for path in (ROOT / "docs/runbooks").iterdir())

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frd.offline.analysis.analyze import analyze
-from frd.offline.output.op_intervals import INSTANT, flows
+from frd.offline.output.timeline import INSTANT, flows
 from frd.perfetto.writer import NO_LANE, OPEN, lanes
 from tests.world.traces import Folder, Row
 

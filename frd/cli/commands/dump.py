@@ -19,8 +19,7 @@ import msgspec
 from frd.cli import FAILED
 from frd.cli.client import Client, job_path, unknown_job
 from frd.cli.commands.findings.one import find
-from frd.cli.completion import finding_ids, job_names
-from frd.cli.options import PATH, ranks_option, service_options
+from frd.cli.options import PATH, finding_ids, job_names, ranks_option, service_options
 from frd.cli.screens.watching import incomplete_text, silent_replicas
 from frd.engine.findings.text import ranks as ranks_text
 from frd.errors import FrdError, UnknownThing

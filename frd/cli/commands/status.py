@@ -13,8 +13,14 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from frd.cli.client import Client, job_path, unknown_job
-from frd.cli.completion import job_names
-from frd.cli.options import console, output_option, print_json, ranks_option, service_options
+from frd.cli.options import (
+    console,
+    job_names,
+    output_option,
+    print_json,
+    ranks_option,
+    service_options,
+)
 from frd.cli.screens import live
 from frd.cli.screens.finding_panel import close_text
 from frd.cli.screens.job_tables import (
@@ -155,7 +161,8 @@ def _look(
                     raise
                 missing[line["job"]] = str(error)
             else:
-                jobs.append(_with_ranks(whole, ranks))
+                shown = [one for one in whole["ranks"] if ranks is None or one["rank"] in ranks]
+                jobs.append({**whole, "ranks": shown})
     answer = client.get("/api/v1/findings", {"job": job, "state": "open"})
     if not is_cluster:
         return _Seen(answer, jobs, folded, missing, None)
@@ -163,12 +170,6 @@ def _look(
     asked = (known, answer, cluster) if job is None else (answer,)
     silent = {name for one in asked for name in one.get("incomplete", ())}
     return _Seen({**answer, "incomplete": sorted(silent)}, jobs, folded, missing, cluster)
-
-
-def _with_ranks(job: _Object, ranks: _Ranks) -> _Object:
-    if ranks is None:
-        return job
-    return {**job, "ranks": [rank for rank in job["ranks"] if rank["rank"] in ranks]}
 
 
 def _picture(seen: _Seen) -> Picture:

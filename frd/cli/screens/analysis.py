@@ -16,7 +16,24 @@ from frd.usage import plain
 if TYPE_CHECKING:
     from frd.offline.analysis.analyze import Analysis
     from frd.offline.io.analysis import IoAnalysis
-    from frd.offline.output.selection import Selection
+    from frd.offline.memory.analysis import MemoryAnalysis
+    from frd.offline.output.tables import Selection
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was analyzed, and what came of it; None: not given."""
+
+    folders: Sequence[Path]
+    dumps: Analysis | None
+    io: IoAnalysis | None
+    files: Sequence[Path] = ()
+    """Of telemetry."""
+    memory: MemoryAnalysis | None = None
+
+    @property
+    def has_findings(self) -> bool:
+        return any(one is not None and one.findings for one in (self.dumps, self.memory))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +46,10 @@ class Tables:
     """With the entries."""
 
 
-def show(
-    chosen: Selection | None,
-    io: IoAnalysis | None,
-    folders: Sequence[Path],
-    tables: Tables,
-    *,
-    as_json: bool,
-) -> None:
-    """Print the analysis of dumps, of traces or of both."""
+def show(found: Found, chosen: Selection | None, tables: Tables, *, as_json: bool) -> None:
+    """Print all of it; `chosen` is the part of the dumps that tables have."""
     if as_json:
-        out: dict[str, object] = {"findings": []}
-        if chosen is not None:
-            out = _json(chosen, tables)
-        if io is not None:
-            out["io"] = io.to_json()
-        print_json(out)
+        print_json(_json(found, chosen, tables))
         return
     screen = console()
     has_verdict = chosen is not None and not (tables.entries or tables.collectives)
@@ -53,23 +58,36 @@ def show(
     elif chosen is not None:
         from frd.cli.screens.verdict import verdict
 
-        screen.print(Group(*verdict(chosen.analysis, folders)))
-    if io is not None:
+        screen.print(Group(*verdict(chosen.analysis, found.folders)))
+    if found.memory is not None:
+        from frd.cli.screens.memory_verdict import memory_verdict
+
+        screen.print(Group(*memory_verdict(found.memory, found.files)))
+    if found.io is not None:
         from frd.cli.screens.io_report import io_report
 
-        screen.print(Group(*io_report(io, with_starved=not has_verdict)))
+        screen.print(Group(*io_report(found.io, with_starved=not has_verdict)))
 
 
-def _json(chosen: Selection, shown: Tables) -> dict[str, object]:
+def _json(found: Found, chosen: Selection | None, shown: Tables) -> dict[str, object]:
     from frd.offline.output import tables
 
-    analysis = chosen.analysis
-    out: dict[str, object] = analysis.to_json()
-    if shown.entries:
-        table = tables.entries(analysis, chosen.ranks, chosen.rows)
+    out: dict[str, object] = {"findings": []}
+    if found.dumps is not None:
+        out = found.dumps.to_json()
+    if (memory := found.memory) is not None:
+        of_memory = memory.to_json()
+        fault = memory.fault or (found.dumps is not None and found.dumps.fault)
+        both = {"rises": of_memory["rises"], "fault": fault, "memory": of_memory}
+        out = of_memory if found.dumps is None else out | both
+    if chosen is not None and shown.entries:
+        table = tables.entries(chosen.analysis, chosen.ranks, chosen.rows)
         out["entries"] = list(table.rows())
-    if shown.collectives:
-        out["collectives"] = list(tables.collectives(analysis, chosen.collectives()).rows())
+    if chosen is not None and shown.collectives:
+        table = tables.collectives(chosen.analysis, chosen.collectives())
+        out["collectives"] = list(table.rows())
+    if found.io is not None:
+        out["io"] = found.io.to_json()
     return out
 
 
@@ -97,31 +115,69 @@ def _print_lines(lines: Iterable[str]) -> None:
     click.echo("\n".join(texts))
 
 
-def write_files(
-    analysis: Analysis | None,
-    io: IoAnalysis | None,
-    folders: Sequence[Path],
+def check_files(
     output: Path | None,
     timeline: Path | None,
+    plot: Path | None,
     html: Path | None,
+    *,
+    memory: bool,
+    traces: bool,
 ) -> None:
+    """Refuse before any work is done what `write_files` would refuse after it."""
+    from frd.offline.output.export import check_export
+    from frd.offline.output.memory.export import check_memory_export
+    from frd.offline.output.memory.plot import check_plot
+    from frd.store.new_path import check_new
+
+    if output is not None and memory:
+        check_memory_export(output)
+    elif output is not None:
+        check_export(output, traces=traces)
+    for file in (timeline, html):
+        if file is not None:
+            check_new(file)
+    if plot is not None:
+        check_plot(plot)
+
+
+def write_files(
+    found: Found, output: Path | None, timeline: Path | None, plot: Path | None, html: Path | None
+) -> None:
+    from frd.offline.output import io_tracks
     from frd.offline.output.export import export, export_timeline
-    from frd.offline.output.io_tracks import not_drawn
+    from frd.offline.output.memory import tracks
+    from frd.offline.output.memory.export import export_memory, not_in
+    from frd.offline.output.memory.plot import write_plot
     from frd.store.new_path import new_path
 
-    if output is not None:
-        export(analysis, output, io)
-        click.echo(f"written: {output}", err=True)
+    dumps, io, memory = found.dumps, found.io, found.memory
+    if output is not None and memory is not None:
+        with progress("writing samples") as step:
+            export_memory(memory, output, dumps, step)
+        _say("written", str(output))
+        _say("not in it", not_in(output))
+    elif output is not None:
+        export(dumps, output, io)
+        _say("written", str(output))
     if timeline is not None:
         with progress("writing the timeline") as step:
-            export_timeline(analysis, timeline, step, io)
-        click.echo(f"written: {timeline}: open it in https://ui.perfetto.dev", err=True)
-        if io is not None and (left_out := not_drawn(io)):
-            click.echo(f"not drawn: {left_out}", err=True)
-    if html is not None and analysis is not None:
+            export_timeline(dumps, timeline, step, io, memory)
+        _say("written", f"{timeline}: open it in https://ui.perfetto.dev")
+        _say("not drawn", tracks.not_drawn(memory) if memory is not None else "")
+        _say("not drawn", io_tracks.not_drawn(io) if io is not None else "")
+    if plot is not None and memory is not None:
+        write_plot(memory, plot)
+        _say("written", str(plot))
+    if html is not None and dumps is not None:
         from frd.cli.screens.html_page import page
 
         with new_path(html) as staged:
-            text = page(analysis, folders)
+            text = page(dumps, found.folders)
             staged.write_text(text, encoding="utf-8", errors="backslashreplace")
-        click.echo(f"written: {html}: open it in any browser", err=True)
+        _say("written", f"{html}: open it in any browser")
+
+
+def _say(what: str, text: str) -> None:
+    if text:
+        click.echo(f"{what}: {text}", err=True)

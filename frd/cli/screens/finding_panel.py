@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from frd.engine.findings.text import collective as collective_text
-from frd.forms import REASONS, duration_text, folded, moment, ranks_text
+from frd.forms import REASONS, counted, duration_text, folded, moment, ranks_text
 from frd.model import Reason
 from frd.usage import plain
 
@@ -55,6 +55,18 @@ def facts_table(facts: Iterable[tuple[str, RenderableType]]) -> Table:
     for label, value in facts:
         table.add_row(label, value)
     return table
+
+
+def more_text(count: int, noun: str) -> Text:
+    return Text(f"… {counted(count, f'more {noun}')}: --json has all of them", style="dim")
+
+
+def listed(label: str, lines: Sequence[Text], most: int, noun: str) -> Iterator[tuple[str, Text]]:
+    """Facts: the first lines, the first one with the label, and how many more there are."""
+    for number, line in enumerate(lines[:most]):
+        yield label if number == 0 else "", line
+    if (more := len(lines) - most) > 0:
+        yield "", more_text(more, noun)
 
 
 def _do_now(finding: Mapping[str, Any], is_live: bool) -> Iterator[Text]:
@@ -111,22 +123,15 @@ def _held_up(finding: Mapping[str, Any], whole: bool) -> Iterator[tuple[str, Ren
     for label, text in collective_facts(finding):
         if whole or label != "collective" or "effect" not in finding:  # that says the same
             yield label, Text(plain(text))
-    yield from _words_of_others(finding, whole)
+    if (witness := finding.get("witness")) is not None:
+        yield "witness", _witness(witness, whole)
+    if opinions := finding.get("second_opinion"):
+        yield "2nd opinion", Text("\n".join(map(plain, opinions)))
     held_up = finding.get("groups_held_up", ())
     if len(held_up) > 1:
         yield "holds up", Text(_groups(held_up, len(held_up) if whole else MAX_GROUPS))
     if finding.get("unknown_ranks"):
         yield "unknown", Text(f"{ranks_text(finding['unknown_ranks'])}, whose telemetry is missing")
-
-
-def _words_of_others(
-    finding: Mapping[str, Any], whole: bool
-) -> Iterator[tuple[str, RenderableType]]:
-    """What a victim and NCCL say."""
-    if (witness := finding.get("witness")) is not None:
-        yield "witness", _witness(witness, whole)
-    if opinions := finding.get("second_opinion"):
-        yield "2nd opinion", Text("\n".join(map(plain, opinions)))
 
 
 def _append_suspect(
@@ -225,7 +230,7 @@ def collective_facts(finding: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _groups(labels: Sequence[str], most: int) -> str:
     shown = ", ".join(plain(label) for label in labels[:most])
     more = len(labels) - most
-    return f"{shown} and {more} more group{'s' * (more > 1)}" if more > 0 else shown
+    return f"{shown} and {counted(more, 'more group')}" if more > 0 else shown
 
 
 def _when(finding: Mapping[str, Any]) -> str:

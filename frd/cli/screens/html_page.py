@@ -1,9 +1,7 @@
-"""`frd analyze --html`: the verdict as one page that can be mailed, printed and kept.
+"""`frd analyze --html`: the verdict as one page.
 
-The page is one file without scripts, and its own policy forbids it to load anything, so it looks
-the same without a network, and no server learns that it was opened. Names, evidence and stack lines
-come from other people's programs: every text passes through `_text`, and no text becomes part of a
-tag. Draws an `Analysis` and concludes nothing.
+Names, evidence and stack lines come from other people's programs: every text passes through
+`_text`, and no text becomes part of a tag. Draws an `Analysis` and concludes nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,30 +19,21 @@ from frd.cli.screens.verdict import dump_facts, is_partial, unknown_facts
 from frd.forms import REASONS, finding_json, folded, ranks_text
 from frd.model import Activity
 from frd.offline.analysis.analyze import Analysis
+from frd.offline.output.html_document import document
 from frd.usage import plain
 
 MAX_ROWS: Final = 2_000
 """Rows of a table; the rest is counted."""
 
-_HEAD: Final = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="referrer" content="no-referrer">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-"""
-
 
 def page(analysis: Analysis, folders: Sequence[Path]) -> str:
     """The whole document."""
-    return "\n".join(_parts(analysis, folders))
+    title = f"frd: {plain(analysis.trace.key.job)}"
+    return document(title, "\n".join(_parts(analysis, folders)))
 
 
 def _parts(analysis: Analysis, folders: Sequence[Path]) -> Iterator[str]:
     job = _text(analysis.trace.key.job)
-    css = files(__package__).joinpath("page.css").read_text("utf-8")
-    yield f"{_HEAD}<title>frd: {job}</title>\n<style>\n{css}</style>\n</head>\n<body>"
     style = "bad" if analysis.fault else "warn" if is_partial(analysis) else "good"
     yield f'<header class="verdict {style}"><p class="soft">{job}</p>'
     yield f"<h1>{_text(analysis.summary)}</h1></header>"
@@ -66,7 +54,6 @@ def _parts(analysis: Analysis, folders: Sequence[Path]) -> Iterator[str]:
     made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     command = _text(f"frd analyze {shlex.join(map(str, folders))}")
     yield f"<footer>frd {_text(__version__)}, {made}: <code>{command}</code></footer>"
-    yield "</body>\n</html>\n"
 
 
 def _text(value: object) -> str:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from frd.cli.screens.finding_panel import facts_table
 from frd.cli.screens.verdict import period_text, warning_facts
-from frd.forms import bytes_text, clock_text, duration_text, span_text
+from frd.forms import bytes_text, clock_text, counted, duration_text, span_text
 from frd.offline.io.analysis import IoAnalysis, RankIo
 from frd.offline.io.identity import GUESS
 from frd.offline.io.rank_report import Step
@@ -120,8 +120,7 @@ def _s(ns: int) -> str:
 
 
 def _facts(io: IoAnalysis) -> Iterator[tuple[str, Text]]:
-    files = "trace" if len(io.traces) == 1 else "traces"
-    yield "read", Text(f"{io.events:,} events of {len(io.traces):,} {files}")
+    yield "read", Text(f"{io.events:,} events of {counted(len(io.traces), 'trace')}")
     if known := [one.usage for one in io.ranks if one.usage.events]:
         first, last = min(u.first_ns for u in known), max(u.last_ns for u in known)
         yield "recorded", Text(period_text(first, last))

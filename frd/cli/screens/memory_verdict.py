@@ -11,11 +11,10 @@ from pathlib import Path
 from rich.console import RenderableType
 from rich.text import Text
 
-from frd.cli.screens.finding_panel import facts_table
+from frd.cli.screens.finding_panel import facts_table, listed, more_text
 from frd.cli.screens.verdict import findings_parts, period_text, warning_facts
-from frd.cli.screens.watching import counted
 from frd.engine.memory.text import size
-from frd.forms import ranks_text
+from frd.forms import counted, ranks_text
 from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank
 from frd.offline.memory.notes import before_text
 from frd.usage import plain
@@ -52,42 +51,36 @@ def _facts(analysis: MemoryAnalysis, files: Sequence[Path]) -> Iterator[tuple[st
             what = f"{name}ranks without samples: {ranks_text(job.missing_ranks)}"
             yield "not known", Text(plain(what), style="yellow")
     if (more := len(analysis.jobs) - MAX_JOBS) > 0:
-        yield "", Text(f"… {counted(more, 'more job')}: --json has all of them", style="dim")
-    yield from _rises(analysis)
-    yield from _phases(analysis)
+        yield "", more_text(more, "job")
+    yield from listed("rises", [*_rises(analysis)], MAX_RISES, "rise")
+    yield from listed("phases", [*_phases(analysis)], MAX_PHASES, "phase")
     yield "clocks", Text(plain(analysis.clock_source))
     yield from warning_facts(analysis.warnings, f"{files[0].absolute().parent}/")
     names = shlex.join(map(str, files)) if len(files) <= MAX_FILES else "FILE.."
     yield "look at", Text(plain(f"frd analyze --memory {names} --json"), style="cyan")
 
 
-def _rises(analysis: MemoryAnalysis) -> Iterator[tuple[str, Text]]:
+def _rises(analysis: MemoryAnalysis) -> Iterator[Text]:
     """In the order of onset; the alarming ones are findings as well."""
     several = len(analysis.jobs) > 1
-    for number, rise in enumerate(analysis.rises[:MAX_RISES]):
+    for rise in analysis.rises:
         name = f"{rise.job}: " if several else ""
         sure = f" ({rise.suspects[0].confidence.value} confidence)" if rise.suspects else ""
         style = "red" if rise.alarming else ""
-        yield "rises" if number == 0 else "", Text(plain(f"{name}{rise.text}{sure}"), style=style)
-    if (more := len(analysis.rises) - MAX_RISES) > 0:
-        yield "", Text(f"… {counted(more, 'more rise')}: --json has all of them", style="dim")
+        yield Text(plain(f"{name}{rise.text}{sure}"), style=style)
 
 
-def _phases(analysis: MemoryAnalysis) -> Iterator[tuple[str, Text]]:
+def _phases(analysis: MemoryAnalysis) -> Iterator[Text]:
     """What most memory was gained in, of the kind of series that has the most."""
-    kinds = [gain.kind for gain in analysis.phase_gains]
-    shown = [gain for gain in analysis.phase_gains if gain.kind == kinds[0]] if kinds else []
     several = len(analysis.jobs) > 1
-    for number, gain in enumerate(shown[:MAX_PHASES]):
-        name = f"{gain.job}: " if several else ""
-        path = " / ".join(gain.path) or "outside of phases"
-        sign = "+" if gain.bytes_gained >= 0 else ""
-        most = f", most on rank {gain.most_rank}" if gain.ranks > 1 and gain.most_bytes else ""
-        gained = f"{sign}{size(gain.bytes_gained)} on {counted(gain.ranks, 'rank')}"
-        line = f"{name}{path}: {gained}{most}"
-        yield "phases" if number == 0 else "", Text(plain(line))
-    if (more := len(shown) - MAX_PHASES) > 0:
-        yield "", Text(f"… {counted(more, 'more phase')}: --json has all of them", style="dim")
+    for gain in analysis.phase_gains:
+        if gain.kind == analysis.phase_gains[0].kind:
+            name = f"{gain.job}: " if several else ""
+            path = " / ".join(gain.path) or "outside of phases"
+            sign = "+" if gain.bytes_gained >= 0 else ""
+            most = f", most on rank {gain.most_rank}" if gain.ranks > 1 and gain.most_bytes else ""
+            gained = f"{sign}{size(gain.bytes_gained)} on {counted(gain.ranks, 'rank')}"
+            yield Text(plain(f"{name}{path}: {gained}{most}"))
 
 
 def _samples(job: MemoryJob) -> str:

@@ -15,12 +15,12 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from frd.cli.screens.finding_panel import facts_table, finding_panel
+from frd.cli.screens.finding_panel import facts_table, finding_panel, listed, more_text
 from frd.engine.findings.text import ranks
-from frd.forms import finding_json, fold_ranks, ranks_text
+from frd.forms import counted, finding_json, fold_ranks, ranks_text
 from frd.model import Finding, Kind
 from frd.offline.analysis.analyze import Analysis
-from frd.offline.output.op_intervals import ended
+from frd.offline.output.text_tables import ended
 from frd.usage import plain
 
 MAX_FINDINGS = 8
@@ -35,7 +35,7 @@ def verdict(analysis: Analysis, folders: Sequence[Path]) -> Iterator[RenderableT
     for text in analysis.not_proven[:MAX_FINDINGS]:
         yield Text(f"not proven: {plain(text)}", style="yellow")
     if (more := len(analysis.not_proven) - MAX_FINDINGS) > 0:
-        yield Text(f"… {more} more waits that are not proven: --json has all of them", style="dim")
+        yield more_text(more, "wait")
     yield facts_table(_facts(analysis, folders))
 
 
@@ -48,17 +48,14 @@ def findings_parts(
     for finding in findings[:MAX_FINDINGS]:
         yield finding_panel(finding_json(finding))
     if (more := len(findings) - MAX_FINDINGS) > 0:
-        yield Text(f"… {more} more findings: --json has all of them", style="dim")
+        yield more_text(more, "finding")
 
 
 def warning_facts(warnings: Sequence[str], here: str) -> Iterator[tuple[str, Text]]:
     """The first warnings, without the folder `here`, which they all name."""
-    for number, warning in enumerate(warnings[:MAX_WARNINGS]):
-        label = f"{len(warnings)} warnings" if len(warnings) > 1 else "warning"
-        text = plain(warning.replace(here, ""))
-        yield label if number == 0 else "", Text(text, style="yellow")
-    if (more := len(warnings) - MAX_WARNINGS) > 0:
-        yield "", Text(f"… {more} more: --json has all of them", style="dim")
+    label = f"{len(warnings)} warnings" if len(warnings) > 1 else "warning"
+    lines = [Text(plain(text.replace(here, "")), style="yellow") for text in warnings]
+    yield from listed(label, lines, MAX_WARNINGS, "warning")
 
 
 def is_partial(analysis: Analysis) -> bool:
@@ -103,9 +100,8 @@ def _apart(analysis: Analysis) -> str:
     if not earlier:
         return ""
     known = [last.taken_by_ns - one.taken_by_ns for one in earlier if one.taken_by_ns]
-    what = "1 dump" if len(earlier) == 1 else f"{len(earlier)} dumps"
     before = f", {known[0] / 1e9:.1f} s before the one that is judged" if known else ""
-    return f"{what} of the same job{before}"
+    return f"{counted(len(earlier), 'dump')} of the same job{before}"
 
 
 def _dumps(analysis: Analysis) -> str:
@@ -115,7 +111,7 @@ def _dumps(analysis: Analysis) -> str:
     done = [ended(of, analysis.collectives.facts) for of in trace.ranks.values()]
     total, in_flight = sum(map(len, done)), sum(int((~one).sum()) for one in done)
     used = len(np.unique(np.concatenate([of.group for of in trace.ranks.values()])))
-    groups = f"{used} group{'s' * (used != 1)}"
+    groups = counted(used, "group")
     return f"{ranks}, {groups} in use, {total:,} entries, {in_flight:,} of them in flight"
 
 

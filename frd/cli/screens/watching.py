@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.text import Text
 
-from frd.forms import duration_text
+from frd.forms import counted, duration_text
 from frd.usage import plain
 
 
@@ -58,7 +58,3 @@ def service_time(answer: Mapping[str, Any]) -> datetime:
 def age_text(age_s: float | None) -> str:
     """``3 min ago``; ``never`` when there was nothing yet."""
     return "never" if age_s is None else f"{duration_text(age_s)} ago"
-
-
-def counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"

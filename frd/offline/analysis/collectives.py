@@ -90,7 +90,6 @@ class Collectives(Sequence[Collective]):
     mismatch: Bools
     """Members disagree, or all agree on sizes that the op does not allow."""
     _source: tuple[Rows, PairWatermarks, MatchedCollectives] = field(repr=False)
-    _order: list[tuple[Int64s, Int64s]] = field(default_factory=list, repr=False)
 
     def __len__(self) -> int:
         return len(self.seq)
@@ -107,15 +106,6 @@ class Collectives(Sequence[Collective]):
     def facts(self) -> NameFacts:
         """Parallel to the names of the trace."""
         return self._source[0].facts
-
-    def calls(self, at: int) -> Int64s:
-        """The calls of one collective. The first use sorts all calls."""
-        if not self._order:
-            of_call = self._source[2].of_call
-            order = np.argsort(of_call, kind="stable")
-            self._order.append((order, np.searchsorted(of_call[order], np.arange(len(self) + 1))))
-        order, bounds = self._order[0]
-        return order[bounds[at] : bounds[at + 1]]
 
     def of_entries(self, rank: int) -> Int64s:
         """The collective of each entry of a rank, parallel to its trace.
@@ -151,7 +141,7 @@ class Collectives(Sequence[Collective]):
 
     def _collective(self, at: int) -> Collective:
         rows, watermarks, matched = self._source
-        calls, mine = rows.calls, self.calls(at)
+        calls, mine = rows.calls, matched.calls(at)
         series, seq = rows.series[int(matched.series[at])], int(self.seq[at])
         mine = mine[np.argsort(rows.pair_rank[calls.pair[mine]], kind="stable")]
         ranks = rows.pair_rank[calls.pair[mine]]
@@ -160,7 +150,7 @@ class Collectives(Sequence[Collective]):
         missing = series.members[absent]
         unknown = np.setdiff1d(series.members, np.concatenate([ranks, missing]))
         signature = rows.signatures[int(self.signature[at])]
-        fact = fact_of(rows, matched, at, mine)
+        fact = fact_of(rows, matched, at)
         wrong = fact.classes if 2 * len(fact.classes[0][1]) <= len(ranks) else fact.classes[1:]
         first = int(np.argmax(calls.signature[mine] == self.signature[at]))
         traces = [rows.ranks[rank].trace for rank in ranks.tolist()]

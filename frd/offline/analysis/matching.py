@@ -7,7 +7,7 @@ ranks whose dumps show the call: a buffer that was overwritten proves nothing.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -47,9 +47,19 @@ class MatchedCollectives:
     """The collective of each call of the rows."""
     match_class: Int32s
     """Of each signature of the rows; -1 where no call has it."""
+    _order: list[tuple[Int64s, Int64s]] = field(default_factory=list, repr=False)
 
     def __len__(self) -> int:
         return len(self.seq)
+
+    def calls(self, at: int) -> Int64s:
+        """The calls of one collective. The first use sorts all calls."""
+        if not self._order:
+            order = np.argsort(self.of_call, kind="stable")
+            bounds = np.searchsorted(self.of_call[order], np.arange(len(self) + 1))
+            self._order.append((order, bounds))
+        order, bounds = self._order[0]
+        return order[bounds[at] : bounds[at + 1]]
 
     @property
     def misfit(self) -> Int64s:
@@ -180,28 +190,13 @@ def facts_of(rows: Rows, matched: MatchedCollectives) -> list[Mismatch]:
     at = np.flatnonzero(wrong)
     _, first = np.unique(matched.series[at], return_index=True)
     picked = at[first][:MOST_FACTS]
-    calls = calls_of(matched, picked)
-    return [
-        fact_of(rows, matched, one, mine) for one, mine in zip(picked.tolist(), calls, strict=True)
-    ]
+    return [fact_of(rows, matched, one) for one in picked.tolist()]
 
 
-def calls_of(matched: MatchedCollectives, collectives: Int64s) -> list[Int64s]:
-    """The calls of each of some collectives."""
-    wanted = np.full(len(matched), -1, np.int64)
-    wanted[collectives] = np.arange(len(collectives))
-    calls = np.flatnonzero(wanted[matched.of_call] >= 0)
-    which = wanted[matched.of_call[calls]]
-    order = np.argsort(which, kind="stable")
-    bounds = np.searchsorted(which[order], np.arange(len(collectives) + 1))
-    return [
-        calls[order[a:b]] for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
-    ]
-
-
-def fact_of(rows: Rows, matched: MatchedCollectives, collective: int, calls: Int64s) -> Mismatch:
+def fact_of(rows: Rows, matched: MatchedCollectives, collective: int) -> Mismatch:
     """The signatures that members passed to one collective."""
     series = rows.series[int(matched.series[collective])]
+    calls = matched.calls(collective)
     calls = calls[~rows.calls.cut[calls]] if not rows.calls.cut[calls].all() else calls
     ranks = rows.pair_rank[rows.calls.pair[calls]]
     order = np.argsort(ranks, kind="stable")

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from frd.errors import DumpError
-from frd.forms import fold_ranks
+from frd.forms import counted, fold_ranks
 from frd.model import MAX_WORLD_SIZE, AttemptKey
 from frd.offline.load.frd_dump import META, DumpFolder, made_by_frd
 from frd.readers.archives import is_archive
@@ -215,9 +215,8 @@ def _like_dumps(found: Iterable[_Named], left: list[str]) -> list[_Named]:
 
 
 def _left_out(files: Sequence[_Named], name: str, chosen: str) -> str:
-    what = "file" if len(files) == 1 else "files"
     return (
-        f"{files[0].path}: {len(files)} {what} named {name!r} as well as {chosen!r}: "
+        f"{files[0].path}: {counted(len(files), 'file')} named {name!r} as well as {chosen!r}: "
         "left out, choose with --prefix"
     )
 

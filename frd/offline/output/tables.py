@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
 from itertools import islice
 from math import isnan
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from frd.flight.names import Name
+from frd.errors import ConfigError
 from frd.flight.trace import STATES, RankTrace, Trace
-from frd.forms import finding_json
-from frd.model import GroupInfo, Int64s, Signature
+from frd.forms import encodable, finding_json, fold_ranks
+from frd.model import GroupInfo, Int64s
 from frd.offline.analysis.analyze import Analysis
 from frd.offline.analysis.collectives import Collective
 from frd.offline.output.text_tables import frame_text
@@ -48,7 +50,7 @@ class Table:
 def tables(analysis: Analysis) -> list[Table]:
     """All of them, the small ones first."""
     return [
-        of_objects("findings", analysis.findings, _FINDING),
+        of_objects("findings", analysis.findings, FINDING),
         of_objects("ranks", [r for _, r in sorted(analysis.ranks.items())], _rank(analysis)),
         of_objects("groups", analysis.groups, _GROUP),
         of_objects(
@@ -106,13 +108,14 @@ def _shapes(sizes: Sequence[Sequence[int]]) -> list[list[int]]:
     return [list(size) for size in sizes]
 
 
-_FINDING: Columns = {
+FINDING: Columns = {
     "id": ("str", lambda f: f.id),
+    "job": ("str", lambda f: encodable(f.job)),
     "kind": ("str", lambda f: f.kind.value),
-    "summary": ("str", lambda f: f.summary),
+    "summary": ("str", lambda f: encodable(f.summary)),
     "suspects": ("int[]", lambda f: [s.rank for s in f.suspects]),
     "victims": ("int[]", lambda f: list(f.victims)),
-    "finding": ("json", finding_json),
+    "finding": ("json", lambda f: encodable(finding_json(f))),
 }
 
 _GROUP: Columns = {
@@ -223,20 +226,19 @@ def _column(name: str, value: Callable[[Any], Any] | None = None) -> _Column:
     return column
 
 
-def _group(value: Callable[[GroupInfo], Any]) -> _Column:
-    return lambda e: [value(e.trace.groups[at]) for at in e.of.group.tolist()]
+def _item(name: str, table: str, value: Callable[[Any], Any]) -> _Column:
+    """For each number in a column of the trace, what `value` makes of that item of a table."""
+
+    def column(e: _Entries) -> list[Any]:
+        items = getattr(e.trace, table)
+        return [value(items[at]) for at in getattr(e.of, name).tolist()]
+
+    return column
 
 
-def _name(value: Callable[[Name], Any]) -> _Column:
-    return lambda e: [value(e.trace.names[at]) for at in e.of.name.tolist()]
-
-
-def _signature(value: Callable[[Signature], Any]) -> _Column:
-    return lambda e: [value(e.trace.signatures[at]) for at in e.of.signature.tolist()]
-
-
-def _thread(e: _Entries) -> list[str | None]:
-    return [e.trace.threads[at] if at >= 0 else None for at in e.of.thread.tolist()]
+_group = partial(_item, "group", "groups")
+_name = partial(_item, "name", "names")
+_signature = partial(_item, "signature", "signatures")
 
 
 _ENTRY: Mapping[str, tuple[str, _Column]] = {
@@ -264,12 +266,12 @@ _ENTRY: Mapping[str, tuple[str, _Column]] = {
     "time_created_ns": ("int", _column("created_ns", _or_none)),
     "time_discovered_started_ns": ("int", _column("started_ns", _or_none)),
     "time_discovered_completed_ns": ("int", _column("completed_ns", _or_none)),
-    "duration_ms": (
-        "float",
-        lambda e: [None if isnan(d) else d for d in e.of.duration_ms.tolist()],
-    ),
+    "duration_ms": ("float", _column("duration_ms", lambda d: None if isnan(d) else d)),
     "timeout_ms": ("int", _column("timeout_ms")),
-    "thread": ("str", _thread),
+    "thread": (
+        "str",
+        lambda e: [e.trace.threads[at] if at >= 0 else None for at in e.of.thread.tolist()],
+    ),
     "stack_id": ("int", _column("stack", _known)),
 }
 
@@ -284,3 +286,81 @@ def _entry_batches(
             collective = analysis.collectives.of_entries(rank)[rows]
             some = _Entries(of.take(rows), collective, analysis.trace)
             yield [column(some) for _, column in _ENTRY.values()]
+
+
+# -- the part that `--ranks` and `--groups` select ----------------------------------------------
+
+_SHOWN = 12
+"""Groups that an error lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    analysis: Analysis
+    ranks: tuple[int, ...]
+    """Selected ranks that have a dump."""
+    without_dump: tuple[int, ...]
+    groups: frozenset[int] | None
+    """Indexes; None for all."""
+    all_ranks: bool
+
+    def rows(self, of: RankTrace) -> Int64s:
+        """The selected rows of one rank, in recording order."""
+        if self.groups is None:
+            return np.arange(len(of))
+        return np.flatnonzero(np.isin(of.group, list(self.groups)))
+
+    def collectives(self) -> list[int]:
+        """Indexes of the collectives of selected groups with selected ranks."""
+        group = self.analysis.collectives.group
+        members = {
+            at
+            for at, info in enumerate(self.analysis.trace.groups)
+            if self.all_ranks or not set(info.ranks).isdisjoint(self.ranks + self.without_dump)
+        }
+        chosen = members if self.groups is None else members & self.groups
+        return [int(at) for at in np.flatnonzero(np.isin(group, list(chosen)))]
+
+
+def select(
+    analysis: Analysis, ranks: Sequence[int] | None, patterns: Sequence[str] | None
+) -> Selection:
+    """`None` picks all; a pattern names a group by its name, description or id, ``*`` fits.
+
+    Raises:
+        ConfigError: none of the ranks has a dump, or a pattern that fits no group.
+    """
+    dumped = analysis.trace.ranks
+    wanted = sorted(dumped) if ranks is None else ranks
+    found = tuple(rank for rank in wanted if rank in dumped)
+    if not found:
+        raise ConfigError(
+            f"ranks: {fold_ranks(wanted)}: no dump of them: there are dumps of {fold_ranks(dumped)}"
+        )
+    return Selection(
+        analysis=analysis,
+        ranks=found,
+        without_dump=tuple(rank for rank in wanted if rank not in dumped),
+        groups=None if patterns is None else _groups(analysis.trace.groups, patterns),
+        all_ranks=ranks is None,
+    )
+
+
+def _groups(groups: Sequence[GroupInfo], patterns: Sequence[str]) -> frozenset[int]:
+    chosen: set[int] = set()
+    for pattern in patterns:
+        fits = {at for at, info in enumerate(groups) if _fits(info, pattern)}
+        if not fits:
+            raise ConfigError(f"groups: {pattern!r}: no such group: there are {_labels(groups)}")
+        chosen |= fits
+    return frozenset(chosen)
+
+
+def _fits(info: GroupInfo, pattern: str) -> bool:
+    return any(fnmatchcase(name, pattern) for name in (info.name, info.desc, info.group_id))
+
+
+def _labels(groups: Sequence[GroupInfo]) -> str:
+    labels = sorted({info.label for info in groups})
+    more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
+    return ", ".join(labels[:_SHOWN]) + more

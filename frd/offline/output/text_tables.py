@@ -10,14 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from frd.flight import progress
+from frd.flight.batches import closing_rows
 from frd.flight.entry import Frame
 from frd.flight.names import Name
-from frd.flight.progress import given_up
+from frd.flight.progress import NameFacts, given_up
 from frd.flight.trace import COMPLETED, STATES, RankTrace
 from frd.forms import fold_ranks, utc_text
 from frd.model import Bools, GroupInfo, Int64s, Reason, Signature
 from frd.offline.analysis.analyze import Analysis
-from frd.offline.output.op_intervals import ended
 
 STUCK, IN_FLIGHT = "!", ">"
 LEGEND = f"{STUCK} stuck, see the findings   {IN_FLIGHT} in flight"
@@ -85,10 +86,9 @@ def state_text(state: int, retired: bool) -> str:
 
 def collective_lines(analysis: Analysis, chosen: Sequence[int]) -> Iterator[str]:
     """`chosen` are indexes of collectives; a line each."""
-    noun = "collective" if len(chosen) == 1 else "collectives"
     total = len(analysis.collectives)
     some = f"{len(chosen)} of {total}" if len(chosen) < total else str(total)
-    yield f"{some} {noun}"
+    yield f"{some} collective{'s' * (len(chosen) != 1)}"
     if chosen:
         yield from _aligned(_COLLECTIVE, _collective_rows(analysis, chosen))
 
@@ -223,3 +223,20 @@ def _tensors(sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> str:
         shapes += f" and {len(sizes) - _MAX_SHAPES} more"
     kinds = list(dict.fromkeys(dtypes))
     return f"{shapes} {'/'.join(kinds)}" if kinds else shapes
+
+
+# -- which ops ended, the same in timelines -------------------------------------------------------
+
+
+def ended(trace: RankTrace, facts: NameFacts) -> Bools:
+    """Which ops ended, as far as the recorder shows it; parts of a batch or of a coalesced
+    collective by the entry that closes it."""
+    return done_and_closing(trace, facts)[0]
+
+
+def done_and_closing(trace: RankTrace, facts: NameFacts) -> tuple[Bools, Int64s]:
+    """Which ops completed, and the row with the end of each."""
+    is_p2p = trace.is_p2p != 0
+    number = np.where(is_p2p, trace.p2p_seq, trace.seq)
+    closing = closing_rows(facts.is_end[trace.name], is_p2p, trace.pg_id, number)
+    return progress.states(trace, slice(None), facts).done[closing], closing

@@ -19,6 +19,7 @@ from typing import Final
 
 import numpy as np
 
+from frd.flight.progress import NameFacts
 from frd.flight.trace import RankTrace
 from frd.forms import fold_ranks
 from frd.model import UNKNOWN_SEQ, Bools, Int64s
@@ -26,10 +27,15 @@ from frd.offline.analysis.analyze import Analysis
 from frd.offline.io.analysis import IoAnalysis
 from frd.offline.memory.analysis import MemoryAnalysis
 from frd.offline.output.io_tracks import add_io
-from frd.offline.output.memory.alignment import offsets_of
 from frd.offline.output.memory.tracks import add_memory, begins_at_ns
-from frd.offline.output.op_intervals import ends, flows
-from frd.offline.output.text_tables import frame_text, op_text, sizes_text, state_text, stuck_in
+from frd.offline.output.text_tables import (
+    done_and_closing,
+    frame_text,
+    op_text,
+    sizes_text,
+    state_text,
+    stuck_in,
+)
 from frd.perfetto.texts import finding_slice, rank_title
 from frd.perfetto.writer import BEGIN, OPEN, Slice, TraceWriter
 
@@ -49,9 +55,8 @@ def write_timeline(
     memory: MemoryAnalysis | None = None,
 ) -> None:
     """Write the whole timeline of dumps, traces, memory or several of them, rank by rank."""
-    offsets = offsets_of(analysis) if analysis is not None else None
     begin = _beginning(analysis, io)
-    if memory is not None and (first := begins_at_ns(memory, offsets)) is not None:
+    if memory is not None and (first := begins_at_ns(memory, analysis)) is not None:
         begin = min(begin, first) if begin else first
     writer = TraceWriter(out, max(begin, 0))
     tracks: dict[int, int] = {}
@@ -63,7 +68,7 @@ def write_timeline(
             tracks[rank] = timeline.add_rank(rank)
             progress(number, len(ranks))
     if memory is not None:
-        add_memory(writer, memory, tracks, offsets, progress, order=_RANKS)
+        add_memory(writer, memory, tracks, analysis, progress, order=_RANKS)
     if io is not None:
         add_io(writer, io, tracks, progress, order=_RANKS)
     writer.flush()
@@ -121,7 +126,7 @@ class _Timeline:
     ) -> None:
         """Add a slice for each op of one group, in order of time, or an instant without a lane.
 
-        `end_ns` is aligned, see `op_intervals.ends`; ops of one collective share a `flow_id`, which
+        `end_ns` is aligned, see `ends`; ops of one collective share a `flow_id`, which
         is 0 for none.
         """
         begin_ns = ops.created_ns + self._analysis.clock_offsets_ns.get(ops.rank, 0)
@@ -184,3 +189,31 @@ def _beginning(analysis: Analysis | None, io: IoAnalysis | None) -> int:
             if len(created := trace.created_ns[trace.created_ns > 0])
         ]
     return max(min(known, default=0), 0)
+
+
+# -- ops of one rank as intervals of time -------------------------------------------------------
+
+INSTANT: Final = -1
+"""The end of an op that completed at an unknown time."""
+
+
+def ends(trace: RankTrace, facts: NameFacts) -> Int64s:
+    """When each op ended, on the rank's own clock, and never before it was enqueued; `OPEN` for an
+    op that had not completed, or was given up."""
+    done, closing = done_and_closing(trace, facts)
+    completed_ns = trace.completed_ns[closing]
+    end = np.maximum(completed_ns, trace.created_ns)
+    end[completed_ns <= 0] = INSTANT
+    end[~done] = OPEN
+    return end
+
+
+def flows(collective: Int64s) -> Int64s:
+    """A number that ops of one collective share on all ranks; `collective` is -1 for other ops.
+
+    0 for those, and for all but the first op of a coalesced collective.
+    """
+    _, first = np.unique(collective, return_index=True)
+    out = np.zeros_like(collective)
+    out[first] = collective[first] + 1
+    return out

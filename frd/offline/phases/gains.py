@@ -7,10 +7,11 @@ sum over all phases of a series is its last value minus its first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from frd.model import Int64s, SeriesKind
@@ -54,28 +55,20 @@ class PhaseGain:
     the most recent one if the main thread is in no phase."""
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "job": self.job,
-            "series": self.kind.value,
-            "path": list(self.path),
-            "source": self.source or None,
-            "spans": self.spans,
-            "ranks": self.ranks,
-            "bytes_gained": self.bytes_gained,
-            "most_bytes": self.most_bytes,
-            "most_rank": self.most_rank,
-            "seconds": self.seconds,
-            "shared": self.shared,
-        }
+        values = msgspec.to_builtins(self) | {"path": list(self.path)}
+        named = {"job": values.pop("job"), "series": values.pop("kind")}
+        return {**named, **values, "source": self.source or None}
 
 
-@dataclass(slots=True)
-class _Sum:
+class _Gained(NamedTuple):
+    """What one rank gained in a phase."""
+
+    rank: int
     source: str
-    spans: int = 0
-    ns: int = 0
-    shared: bool = False
-    by_rank: dict[int, int] = field(default_factory=dict)
+    spans: int
+    ns: int
+    shared: bool
+    bytes: int
 
 
 def gains_of(
@@ -88,44 +81,32 @@ def gains_of(
         if known.any():
             some = one._replace(times=one.times[known], values=one.values[known])
             by_rank.setdefault((one.job, one.rank, one.kind), []).append(some)
-    sums: dict[tuple[str, SeriesKind, tuple[str, ...]], _Sum] = {}
+    found: dict[tuple[str, SeriesKind, tuple[str, ...]], list[_Gained]] = {}
     cut: dict[tuple[str, int], _Cut] = {}
     for (job, rank, kind), of_rank in by_rank.items():
         if (job, rank) not in cut:
-            cut[job, rank] = _Cut.of(phases.get((job, rank)))
-        for path, gained in cut[job, rank].sums(of_rank).items():
-            total = sums.setdefault((job, kind, path), _Sum(gained.source))
-            total.spans += gained.spans
-            total.ns += gained.ns
-            total.shared |= gained.shared
-            total.by_rank[rank] = gained.bytes
-    rows = [_row(*key, total) for key, total in sums.items()]
+            cut[job, rank] = _Cut.of(phases.get((job, rank), RankPhases.of(())))
+        for path, gained in cut[job, rank].sums(of_rank):
+            found.setdefault((job, kind, path), []).append(gained)
+    rows = [_row(*key, gains) for key, gains in found.items()]
     return sorted(rows, key=lambda row: (-row.bytes_gained, row.job, row.kind, row.path))
 
 
-def _row(job: str, kind: SeriesKind, path: tuple[str, ...], total: _Sum) -> PhaseGain:
-    most = max(total.by_rank, key=lambda rank: (total.by_rank[rank], -rank))
+def _row(job: str, kind: SeriesKind, path: tuple[str, ...], gains: Sequence[_Gained]) -> PhaseGain:
+    most = max(gains, key=lambda one: (one.bytes, -one.rank))
     return PhaseGain(
         job=job,
         kind=kind,
         path=path,
-        source=total.source,
-        spans=total.spans,
-        ranks=len(total.by_rank),
-        bytes_gained=sum(total.by_rank.values()),
-        most_bytes=total.by_rank[most],
-        most_rank=most,
-        seconds=total.ns / 1e9,
-        shared=total.shared,
+        source=gains[0].source,
+        spans=sum(one.spans for one in gains),
+        ranks=len(gains),
+        bytes_gained=sum(one.bytes for one in gains),
+        most_bytes=most.bytes,
+        most_rank=most.rank,
+        seconds=sum(one.ns for one in gains) / 1e9,
+        shared=any(one.shared for one in gains),
     )
-
-
-class _Gained(NamedTuple):
-    source: str
-    spans: int
-    ns: int
-    shared: bool
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,20 +123,16 @@ class _Cut:
     source: str
 
     @classmethod
-    def of(cls, phases: RankPhases | None) -> _Cut:
-        if phases is None:
-            none = np.empty(0, np.int64)
-            pieces = Pieces(none, none, np.empty(0, np.bool_))
-            return cls(pieces, np.zeros(1, np.int64), [()], [0], "")
+    def of(cls, phases: RankPhases) -> _Cut:
         some = phases.main
         pieces = innermost(some.begin, some.stop, some.thread, some.is_main)
         numbers: dict[tuple[str, ...], int] = {(): 0}
         of_span = [numbers.setdefault(span.path, len(numbers)) for span in some.spans]
         path = np.array([*of_span, 0], np.int64)[pieces.span]  # -1 finds the last
-        spans = np.bincount(of_span).tolist()  # there is a span of each path but the empty one
+        spans = np.bincount(of_span, minlength=1).tolist()  # each path has one but the empty one
         return cls(pieces, np.append(0, path), list(numbers), spans, some.source)
 
-    def sums(self, series: Sequence[PhaseSeries]) -> dict[tuple[str, ...], _Gained]:
+    def sums(self, series: Sequence[PhaseSeries]) -> Iterator[tuple[tuple[str, ...], _Gained]]:
         """By path; the series are of one kind. Times count from their first sample to the last."""
         gained, lasted = np.zeros((2, len(self.paths)), np.int64)
         for one in series:
@@ -169,9 +146,7 @@ class _Cut:
         cuts = np.clip(np.concatenate(([first], self.pieces.cuts, [last])), first, last)
         np.add.at(lasted, self.path, np.diff(cuts))
         shared = set(self.path[1:][self.pieces.shared].tolist())
-        return {
-            path: _Gained(self.source if path else "", spans, ns, at in shared, some)
-            for at, (path, spans, ns, some) in enumerate(
-                zip(self.paths, self.spans, lasted.tolist(), gained.tolist(), strict=True)
-            )
-        }
+        columns = zip(self.paths, self.spans, lasted.tolist(), gained.tolist(), strict=True)
+        for at, (path, spans, ns, some) in enumerate(columns):
+            source = self.source if path else ""
+            yield path, _Gained(series[0].rank, source, spans, ns, at in shared, some)

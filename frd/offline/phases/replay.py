@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from operator import attrgetter
-from typing import Final
+from itertools import groupby
+from operator import attrgetter, itemgetter
+from typing import Final, TypeAlias
 
 from frd.forms import fold_ranks
 from frd.offline.phases.marks import PhaseMark
@@ -29,21 +29,16 @@ _NO_END: Final = "phases without an end, ended with the phase around them"
 _order = attrgetter("at_ns", "sequence")
 
 
-@dataclass(slots=True)
-class Faults:
-    """What was wrong with marks: how often, and in which ranks."""
+_Faults: TypeAlias = Counter[tuple[str, str, int]]
+"""How often marks were wrong: by what it was, job and rank."""
 
-    _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    _ranks: dict[tuple[str, str], set[int]] = field(default_factory=dict)
 
-    def add(self, what: str, job: str, rank: int, count: int = 1) -> None:
-        self._counts[what, job] += count
-        self._ranks.setdefault((what, job), set()).add(rank)
-
-    def warnings(self) -> Iterator[str]:
-        for (what, job), count in sorted(self._counts.items()):
-            of = f"{job}: " if job else ""
-            yield f"{of}{what}: {count:,} (rank {fold_ranks(self._ranks[what, job])})"
+def _warnings(faults: _Faults) -> Iterator[str]:
+    for (what, job), some in groupby(sorted(faults), key=itemgetter(0, 1)):
+        keys = list(some)
+        of = f"{job}: " if job else ""
+        count = sum(faults[key] for key in keys)
+        yield f"{of}{what}: {count:,} (rank {fold_ranks(rank for *_, rank in keys)})"
 
 
 def replayed(
@@ -54,12 +49,12 @@ def replayed(
     Args:
         last_ns: when the recording of a process ended; its last mark may be later.
     """
-    faults = Faults()
+    faults = _Faults()
     threads: dict[tuple[Process, str, int], list[PhaseMark]] = {}
     ends: dict[Process, int] = {}
     for mark in marks:
         if not 0 < mark.at_ns < LAST_NS or (mark.entered and not mark.path):
-            faults.add(_UNUSABLE, mark.job, mark.rank)
+            faults[_UNUSABLE, mark.job, mark.rank] += 1
             continue
         process = mark.job, mark.rank, mark.pid, mark.session
         ends[process] = max(mark.at_ns, ends.get(process, 0))
@@ -73,11 +68,11 @@ def replayed(
         last = max(ends[process], min(last_ns.get(process, 0), LAST_NS))
         some.sort(key=_order)
         spans += _scopes(thread, some, last, faults)
-    return spans, list(faults.warnings())
+    return spans, list(_warnings(faults))
 
 
 def _scopes(
-    thread: PhaseThread, marks: Sequence[PhaseMark], last_ns: int, faults: Faults
+    thread: PhaseThread, marks: Sequence[PhaseMark], last_ns: int, faults: _Faults
 ) -> Iterator[PhaseSpan]:
     """`marks` are in order; the same mark twice in a row is one, as files may be given twice."""
     begun: list[PhaseMark] = []
@@ -95,11 +90,11 @@ def _scopes(
             ends.append(None)
             continue
         if (at := _match(begun, running, mark)) < 0:
-            faults.add(_NO_BEGIN, thread.job, thread.rank)
+            faults[_NO_BEGIN, thread.job, thread.rank] += 1
             continue
         ended = {running[at], *_inside(begun, running[at], running[at + 1 :])}
         if len(ended) > 1:
-            faults.add(_NO_END, thread.job, thread.rank, len(ended) - 1)
+            faults[_NO_END, thread.job, thread.rank] += len(ended) - 1
         running[at:] = [one for one in running[at:] if one not in ended]
         for one in ended:
             ends[one] = mark.at_ns

@@ -6,21 +6,30 @@ Parses flags, shows progress and prints. `frd.offline` analyzes, makes the table
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import click
 
 from frd.cli import FINDINGS_PRESENT
 from frd.cli.commands.analyze.inputs import (
     analyze_dumps,
+    analyze_memory,
     analyze_traces,
     check_seconds,
+    parse_size,
     refuse,
 )
-from frd.cli.commands.analyze.memory import MemoryCommand, parse_size
 from frd.cli.options import PATH, SeveralValues, json_option, ranks_option
 from frd.cli.signals import ended_by_signals
 from frd.usage import examples
+
+_ONLY_DUMPS: Final = (
+    "entries", "collectives", "ranks", "groups", "stacks", "html", "transform_ft",
+    "group_world_size",
+)  # fmt: skip
+_DUMPS: Final = (*_ONLY_DUMPS, "prefix", "stall_after")
 
 
 @click.command(
@@ -162,49 +171,49 @@ def command(
         raise click.MissingParameter(ctx=context, param=context.command.params[0])
     if not traces:
         refuse({"scheduler"}, "applies to traces: add --traces")
-    if memory:
-        return MemoryCommand(
-            paths=paths,
-            traces=traces,
-            scheduler=scheduler,
-            clock_uncertainty_s=clock_uncertainty,
-            min_rise_bytes=min_rise,
-            warmup_s=warmup,
-            prefix=prefix,
-            stall_after_s=stall_after,
-            output=output,
-            timeline=timeline,
-            plot=plot,
-        ).run(as_json=as_json)
-    refuse(
-        {"clock_uncertainty", "min_rise", "warmup", "plot"},
-        "applies to files of telemetry: add --memory",
-    )
+    folders, files = _sorted(paths) if memory else (paths, ())
+    if not memory:
+        refuse(
+            {"clock_uncertainty", "min_rise", "warmup", "plot"},
+            "applies to files of telemetry: add --memory",
+        )
+        if not paths:
+            refuse({"entries", "collectives", "html"}, "applies to dumps: name their folder")
     if transform_ft != (group_world_size is not None):
         raise click.UsageError("--transform-ft and --group-world-size: give both or neither")
     if not (entries or collectives):
         refuse({"ranks", "groups"}, "applies to tables: add --entries or --collectives")
     if not entries:
         refuse({"stacks"}, "applies to the table of entries: add --entries")
-    if not paths:
-        refuse({"entries", "collectives", "html"}, "applies to dumps: name their folder")
-    from frd.cli.screens.analysis import Tables, show, write_files
-    from frd.offline.output.export import check_export
-    from frd.offline.output.selection import select
-    from frd.store.new_path import check_new
+    from frd.cli.screens.analysis import Found, Tables, check_files, show, write_files
+    from frd.offline.output.tables import select
 
-    if output is not None:
-        check_export(output, traces=bool(traces))
-    for file in (timeline, html):
-        if file is not None:
-            check_new(file)
-
-    analysis = analyze_dumps(paths, prefix, group_world_size, stall_after) if paths else None
+    check_files(output, timeline, plot, html, memory=memory, traces=bool(traces))
+    dumps = analyze_dumps(folders, prefix, group_world_size, stall_after) if folders else None
     io = None
     if traces:
-        analysis, io = analyze_traces(analysis, traces, scheduler)
+        dumps, io = analyze_traces(dumps, traces, scheduler)
+    rises = None
+    if memory:
+        rises = analyze_memory(files, dumps, io, clock_uncertainty, min_rise, warmup)
+    found = Found(folders, dumps, io, files, rises)
     wanted_groups = [part.strip() for part in groups.split(",")] if groups else None
-    chosen = select(analysis, ranks, wanted_groups) if analysis is not None else None
-    show(chosen, io, paths, Tables(entries, collectives, stacks), as_json=as_json)
-    write_files(analysis, io, paths, output, timeline, html)
-    return FINDINGS_PRESENT if analysis is not None and analysis.findings else 0
+    chosen = select(dumps, ranks, wanted_groups) if dumps is not None else None
+    show(found, chosen, Tables(entries, collectives, stacks), as_json=as_json)
+    write_files(found, output, timeline, plot, html)
+    return FINDINGS_PRESENT if found.has_findings else 0
+
+
+def _sorted(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """Folders of dumps, and files of telemetry."""
+    from frd.readers.archives import is_archive
+
+    folders = tuple(path for path in paths if path.is_dir() or is_archive(path))
+    files = tuple(path for path in paths if path not in folders)
+    refuse(_ONLY_DUMPS if folders else _DUMPS, "applies to dumps: leave it out with --memory")
+    if not files:
+        raise click.UsageError(
+            f"--memory: {folders[0]}: is a folder: name the files of telemetry, too; a folder "
+            "has dumps of the same job"
+        )
+    return folders, files

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,10 +16,14 @@ from frd.cli.options import progress
 if TYPE_CHECKING:
     from frd.offline.analysis.analyze import Analysis
     from frd.offline.io.analysis import IoAnalysis
+    from frd.offline.memory.analysis import MemoryAnalysis
 
 
 MAX_SECONDS: Final = 1e9
 """30 years; more does not fit a time in ns."""
+
+_UNITS: Final = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]iB)?", re.IGNORECASE | re.ASCII)
 
 
 def check_seconds(
@@ -27,6 +33,19 @@ def check_seconds(
     if value is not None and not value <= MAX_SECONDS:
         raise click.BadParameter(f"{value:g}: out of range: write a number of seconds, as in 2.5")
     return value
+
+
+def parse_size(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
+    """A number of bytes, with KiB, MiB or GiB after it or not."""
+    if text is None:
+        return None
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise click.BadParameter(f"{text}: not a number of bytes: write 67108864 or 64MiB")
+    size = round(float(match[1]) * _UNITS[(match[2] or "").upper()])
+    if not 0 < size < 1 << 50:
+        raise click.BadParameter(f"{text}: out of range: write 64MiB, for example")
+    return size
 
 
 def refuse(names: Collection[str], why: str) -> None:
@@ -74,3 +93,25 @@ def analyze_traces(
             progress=step,
         )
     return (None, io) if analysis is None else with_starved(analysis, io)
+
+
+def analyze_memory(
+    files: Sequence[Path],
+    dumps: Analysis | None,
+    io: IoAnalysis | None,
+    clock_uncertainty_s: float | None,
+    min_rise_bytes: int | None,
+    warmup_s: float | None,
+) -> MemoryAnalysis:
+    from frd.offline.memory.analyze import DEFAULT, MemoryOptions, load_memory
+    from frd.offline.memory.same_run import other_times
+
+    options = MemoryOptions(
+        DEFAULT.clock_uncertainty_s if clock_uncertainty_s is None else clock_uncertainty_s,
+        DEFAULT.min_rise_bytes if min_rise_bytes is None else min_rise_bytes,
+        warmup_s,
+        io,
+    )
+    with progress("reading telemetry (MiB)", unit=1 << 20) as step:
+        found = load_memory(files, options, step)
+    return replace(found, warnings=(*found.warnings, *other_times(found, dumps, io)))

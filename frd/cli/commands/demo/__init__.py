@@ -103,32 +103,28 @@ def command(
 def _json(stage: Stage, outcome: Outcome) -> dict[str, Any]:
     scenario = stage.scenario
     injected = scenario.suspects(stage.world) if scenario.expected is not None else None
-    return {
+    out = {
         "scenario": scenario.name,
         "ranks": stage.world,
         "matched": not outcome.problems,
         "injected": injected,
         "findings": list(outcome.findings),
-        **_takeover_json(outcome),
     }
+    if (takeover := outcome.takeover) is not None:
+        seconds = round(takeover.seconds, 2)
+        out["takeover"] = {"killed": takeover.killed, "by": takeover.by, "seconds": seconds}
+    return out
 
 
 def _print_pages(screen: Console, outcome: Outcome) -> None:
     """Where to look while the demo is kept, and how it ends."""
-    pages = [finding_page(outcome.url, finding["id"]) for finding in outcome.findings]
     screen.print(f"page: {outcome.url}/", style="bold", highlight=False, soft_wrap=True)
-    for page in pages:
+    for finding in outcome.findings:
+        page = finding_page(outcome.url, finding["id"])
         screen.print(f"finding: {page}", style="bold", highlight=False, soft_wrap=True)
     address = outcome.url.partition("://")[2]
     screen.print(f"commands: export FRD_HTTP={address}", highlight=False, soft_wrap=True)
     screen.print("service, agent and job run until Ctrl-C", highlight=False)
-
-
-def _takeover_json(outcome: Outcome) -> dict[str, Any]:
-    if (takeover := outcome.takeover) is None:
-        return {}
-    seconds = round(takeover.seconds, 2)
-    return {"takeover": {"killed": takeover.killed, "by": takeover.by, "seconds": seconds}}
 
 
 def _play_live(stage: Stage) -> Outcome:

@@ -15,7 +15,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,7 @@ from typing import Any, Final
 
 from frd.cli.client import Client, job_path
 from frd.cli.commands.demo.scenarios import disagreements
-from frd.cli.commands.demo.stage import ANY_PORTS, Addresses, Stage, watch
+from frd.cli.commands.demo.stage import ANY_PORTS, Addresses, Stage, free_port, watch
 from frd.cluster import INSTALL
 from frd.cluster.cells import cell_of
 from frd.errors import FrdError
@@ -251,7 +250,7 @@ def _start_nats(stage: Stage) -> list[str]:
             "demo: failover: nats-server: not found: install NATS 2.12 or newer; see "
             "docs/cluster.md"
         )
-    ports = [(_free_port(), _free_port()) for _ in range(REPLICAS)]
+    ports = [(free_port(), free_port()) for _ in range(REPLICAS)]
     routes = ", ".join(f"nats://127.0.0.1:{route}" for _, route in ports)
     for number, (client, route) in enumerate(ports):
         name = f"nats-{number}"
@@ -265,10 +264,3 @@ def _start_nats(stage: Stage) -> list[str]:
         )
         stage.spawn(name, [program, "--config", str(config)])
     return [f"nats://127.0.0.1:{client}" for client, _ in ports]
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port

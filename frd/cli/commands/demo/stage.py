@@ -121,9 +121,7 @@ class Stage:
 
     def start_job(self) -> None:
         """Start the ranks as a launcher such as torchrun would: a process each, with variables."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         command = self._rank_command()
         start_at = time.time() + 2.0
         for rank in range(self.world):
@@ -211,3 +209,10 @@ def watch(every_s: float, within_s: float) -> Iterator[float]:
     while (passed := time.monotonic() - start) < within_s:
         yield passed
         time.sleep(every_s)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port

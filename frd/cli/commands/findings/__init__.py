@@ -21,8 +21,15 @@ from frd.cli.client import Client, unknown_job
 from frd.cli.commands.findings.export import export
 from frd.cli.commands.findings.one import show
 from frd.cli.commands.findings.people import ack, assign, close, note, silence
-from frd.cli.completion import finding_ids, job_names
-from frd.cli.options import console, output_option, print_json, service_options, since_option
+from frd.cli.options import (
+    console,
+    finding_ids,
+    job_names,
+    output_option,
+    print_json,
+    service_options,
+    since_option,
+)
 from frd.cli.screens import live, records
 from frd.cli.screens.finding_panel import finding_panel
 from frd.cli.screens.live import Picture
@@ -117,10 +124,8 @@ def command(
     return 0 if watch else _exit_code(answer)
 
 
-command.add_command(show)
-for _what in (ack, assign, note, silence, close):
+for _what in (show, ack, assign, note, silence, close, export):
     command.add_command(_what)
-command.add_command(export)
 
 
 def _refuse_options(context: click.Context) -> None:

@@ -18,8 +18,7 @@ from typing import IO, Any
 import click
 
 from frd.cli.client import Client
-from frd.cli.completion import job_names
-from frd.cli.options import FILE, service_options, since_option, when
+from frd.cli.options import FILE, job_names, service_options, since_option, when
 from frd.forms import csv_cell, fold_ranks
 from frd.store.new_path import check_new, new_path
 from frd.usage import examples

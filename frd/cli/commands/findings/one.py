@@ -11,8 +11,7 @@ from click import Group
 from frd.address import finding_page
 from frd.cli import FINDINGS_PRESENT
 from frd.cli.client import Client
-from frd.cli.completion import finding_ids
-from frd.cli.options import console, json_option, print_json, service_options
+from frd.cli.options import console, finding_ids, json_option, print_json, service_options
 from frd.cli.screens.finding_panel import finding_panel
 from frd.cli.screens.watching import incomplete_text, silent_replicas
 from frd.errors import FrdError, UnknownThing

@@ -16,8 +16,7 @@ import click
 
 from frd.cli.client import Client
 from frd.cli.commands.findings.one import ID, find, finding_path
-from frd.cli.completion import finding_ids, job_names
-from frd.cli.options import json_option, print_json, service_options, when
+from frd.cli.options import finding_ids, job_names, json_option, print_json, service_options, when
 from frd.usage import examples, plain
 
 _MOST_CHARS = 100

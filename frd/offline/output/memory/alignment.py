@@ -14,18 +14,6 @@ ASSUMED: Final = "assumed: --clock-uncertainty"
 
 
 @dataclass(frozen=True, slots=True)
-class ClockOffset:
-    """Of the host of one rank, as known from elsewhere."""
-
-    offset_ns: int
-    """To add to its times."""
-    uncertainty_ns: int | None
-    """How far off that is at most; None unknown."""
-    source: str
-    """``one node, one clock`` or similar, for people."""
-
-
-@dataclass(frozen=True, slots=True)
 class RankClock:
     job: str
     rank: int
@@ -39,21 +27,12 @@ Clocks = Mapping[tuple[str, int], RankClock]
 """By job and rank."""
 
 
-def offsets_of(dumps: Analysis) -> dict[int, ClockOffset]:
-    """The clocks of a folder of dumps, by rank."""
-    uncertainties = dumps.clock_uncertainties_ns
-    return {
-        rank: ClockOffset(offset, uncertainties.get(rank), f"from the dumps: {dumps.clock_source}")
-        for rank, offset in dumps.clock_offsets_ns.items()
-    }
-
-
-def clocks_of(analysis: MemoryAnalysis, offsets: Mapping[int, ClockOffset] | None) -> Clocks:
+def clocks_of(analysis: MemoryAnalysis, dumps: Analysis | None) -> Clocks:
     """The clock of every rank with samples.
 
-    `offsets` are those of one job by rank, so they are used only if there is only one job.
+    `dumps` are of one job, so their clocks are used only if there is only one job.
     """
-    known = offsets if offsets and len(analysis.jobs) == 1 else {}
+    known = dumps if len(analysis.jobs) == 1 else None
     return {
         (clock.job, clock.rank): clock
         for job in analysis.jobs
@@ -72,20 +51,22 @@ def shift_ns(clocks: Clocks, job: str, ranks: Sequence[int]) -> int:
     return clock.offset_ns if clock is not None else 0
 
 
-def _clocks_of_job(job: MemoryJob, known: Mapping[int, ClockOffset]) -> Iterator[RankClock]:
+def _clocks_of_job(job: MemoryJob, dumps: Analysis | None) -> Iterator[RankClock]:
     """A rank without a known clock has that of another rank of its host."""
+    offsets = dumps.clock_offsets_ns if dumps is not None else {}
     by_host = {
-        lane.stream.host: known[lane.stream.rank]
+        lane.stream.host: lane.stream.rank
         for lane in reversed(job.lanes)
-        if lane.stream.rank in known
+        if lane.stream.rank in offsets
     }
     assumed = ONE_HOST if len(job.hosts) < 2 else ASSUMED
     for rank, usage in job.ranks.items():
-        given = known.get(rank) or by_host.get(usage.hosts[0])
-        if given is None:
-            yield RankClock(job.job, rank, 0, job.clock_uncertainty_ns, assumed)
-        elif given.uncertainty_ns is None:
-            source = f"{given.source}; uncertainty {assumed}"
-            yield RankClock(job.job, rank, given.offset_ns, job.clock_uncertainty_ns, source)
-        else:
-            yield RankClock(job.job, rank, given.offset_ns, given.uncertainty_ns, given.source)
+        of = rank if rank in offsets else by_host.get(usage.hosts[0])
+        offset, uncertainty, source = 0, None, assumed
+        if dumps is not None and of is not None:
+            offset, uncertainty = offsets[of], dumps.clock_uncertainties_ns.get(of)
+            source = f"from the dumps: {dumps.clock_source}"
+            source += f"; uncertainty {assumed}" if uncertainty is None else ""
+        if uncertainty is None:
+            uncertainty = job.clock_uncertainty_ns
+        yield RankClock(job.job, rank, offset, uncertainty, source)

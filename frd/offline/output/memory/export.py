@@ -15,9 +15,10 @@ from typing import Any, Final
 
 import msgspec
 
-from frd.forms import encodable, finding_json, json_bytes
+from frd.forms import encodable, json_bytes
+from frd.offline.analysis.analyze import Analysis
 from frd.offline.memory.analysis import MemoryAnalysis
-from frd.offline.output.memory.alignment import ClockOffset, Clocks, clocks_of, ranks_of, shift_ns
+from frd.offline.output.memory.alignment import Clocks, clocks_of, ranks_of, shift_ns
 from frd.offline.output.memory.samples import samples_table
 from frd.offline.output.table_files import (
     Content,
@@ -28,7 +29,7 @@ from frd.offline.output.table_files import (
     write_parquet,
     write_sqlite,
 )
-from frd.offline.output.tables import Batch, Columns, Table, of_objects
+from frd.offline.output.tables import FINDING, Batch, Columns, Table, of_objects
 
 Progress = Callable[[int, int], None]
 """Called with the number of samples that are written, and of all."""
@@ -84,13 +85,6 @@ _GAIN: Final = {
     "seconds": "float",
     "shared": "bool",
 }
-_FINDING: Final[Columns] = {
-    "id": ("str", lambda one: one.id),
-    "job": ("str", lambda one: encodable(one.job)),
-    "kind": ("str", lambda one: one.kind.value),
-    "summary": ("str", lambda one: encodable(one.summary)),
-    "finding": ("json", lambda one: encodable(finding_json(one))),
-}
 
 
 def check_memory_export(path: Path) -> None:
@@ -117,7 +111,7 @@ def not_in(path: Path) -> str:
 def export_memory(
     analysis: MemoryAnalysis,
     path: Path,
-    offsets: Mapping[int, ClockOffset] | None,
+    dumps: Analysis | None,
     progress: Progress,
 ) -> None:
     """Write the samples on one clock, and all that was found.
@@ -129,7 +123,7 @@ def export_memory(
         ConfigError, StoreError: as `check_memory_export`, and when the file cannot be written.
     """
     check_memory_export(path)
-    clocks = clocks_of(analysis, offsets)
+    clocks = clocks_of(analysis, dumps)
     content = _content(analysis, clocks, progress, with_text=path.suffix in _FOR_READING)
     write_file(path, _WRITERS, content)
 
@@ -162,7 +156,7 @@ def _content(
             ),
             _of_json("rises", [*_rises(analysis, clocks)], _RISE),
             _of_json("phases", [one.to_json() for one in analysis.phase_gains], _GAIN),
-            of_objects("findings", analysis.findings, _FINDING),
+            of_objects("findings", analysis.findings, FINDING),
             samples,
         ],
         {"summary": encodable(analysis.summary), "clock_source": analysis.clock_source},

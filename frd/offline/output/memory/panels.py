@@ -14,15 +14,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from frd.forms import fold_ranks
+from frd.forms import counted, fold_ranks
 from frd.model import Finding, Int64s, SeriesKind
 from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, RecordedRise
 from frd.offline.memory.feed import Lane
 from frd.offline.memory.samples import Recorded
 from frd.offline.memory.telemetry import ALLOCATED, RESERVED, USED
 from frd.offline.output.memory.alignment import ranks_of
-from frd.offline.output.memory.samples import main_column
-from frd.offline.output.memory.thinning import extremes
+from frd.offline.output.memory.samples import extremes, main_column
 from frd.offline.phases.spans import PhaseSpan
 
 Floats = NDArray[np.float64]
@@ -88,7 +87,7 @@ class Panel:
     capacity: int
     """The highest of all ranks; 0 unknown."""
     phases: Sequence[PhaseSpan]
-    notes: Sequence[str]
+    note: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +148,7 @@ def _panel(
     lines = _lines(recorded, kind, apart, begin)
     lines.sort(key=lambda line: named.index(line.rank))
     crowded = len(sources) > MAX_LINES
-    noun = "rank" if len(rest) == 1 else "ranks"
-    label = f"{len(rest)} other {noun}" if lines else f"{len(rest)} {noun}"
+    label = counted(len(rest), "other rank" if lines else "rank")
     return Panel(
         title=f"{job.job}: {kind.title}" if several else kind.title,
         begin_ns=begin,
@@ -162,16 +160,17 @@ def _panel(
         findings=_finding_marks(findings, begin),
         capacity=max((lane.capacity for lanes in sources.values() for lane in lanes), default=0),
         phases=[span for rank in job.ranks for span in analysis.phases.of_rank(job.job, rank)],
-        notes=list(_notes(job)),
+        note=_note(job),
     )
 
 
-def _notes(job: MemoryJob) -> Iterator[str]:
-    if job.missing_ranks:
-        world = max(job.world_size, len(job.ranks))
-        count = len(job.missing_ranks)
-        noun = "rank" if count == 1 else "ranks"
-        yield f"no samples of {noun} {fold_ranks(job.missing_ranks)} ({count} of {world})"
+def _note(job: MemoryJob) -> str:
+    """Which ranks have no samples; empty if all have some."""
+    if not job.missing_ranks:
+        return ""
+    world, count = max(job.world_size, len(job.ranks)), len(job.missing_ranks)
+    noun = "rank" if count == 1 else "ranks"
+    return f"no samples of {noun} {fold_ranks(job.missing_ranks)} ({count} of {world})"
 
 
 def _by_weight(rises: Sequence[RecordedRise]) -> list[RecordedRise]:

@@ -1,7 +1,7 @@
 """The picture of a recording as a file: SVG, PNG, or a page of HTML that needs nothing else.
 
-The same recording gives the same bytes. The page is one file without scripts, and its own policy
-forbids it to load anything. Names come from other people's programs: every text is escaped.
+The same recording gives the same bytes. Names come from other people's programs: every text is
+escaped.
 """
 
 from __future__ import annotations
@@ -15,34 +15,11 @@ from typing import Final
 
 from frd.errors import ConfigError
 from frd.offline.memory.analysis import MemoryAnalysis
+from frd.offline.output.html_document import document
 from frd.offline.output.memory.panels import MAX_JOBS, Panel, panels_of
 from frd.store.new_path import check_new, new_path
 
 _ENDINGS: Final = (".svg", ".png", ".html")
-_PAGE: Final = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="referrer" content="no-referrer">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>frd: memory</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem auto; max-width: 72rem;
-  padding: 0 1rem; color: #1f2328; background: #fff; }}
-h1 {{ font-size: 1.2rem; border-left: .4rem solid {colour}; padding: .2rem .8rem; }}
-svg {{ width: 100%; height: auto; }}
-li, p {{ overflow-wrap: anywhere; }}
-p {{ color: #57606a; }}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
-{picture}
-{notes}
-</body>
-</html>
-"""
 
 
 def check_plot(path: Path) -> None:
@@ -96,9 +73,9 @@ def _notes(analysis: MemoryAnalysis, panels: Sequence[Panel]) -> list[str]:
         if more := len(panel.rises) + len(panel.findings) - len(marks):
             out.append(f"{before}{more} more without a number")
     out += dict.fromkeys(
-        f"{panel.title.partition(':')[0]}: {note}" if several else note
+        f"{panel.title.partition(':')[0]}: {panel.note}" if several else panel.note
         for panel in panels
-        for note in panel.notes
+        if panel.note
     )
     if (more := len(analysis.jobs) - MAX_JOBS) > 0:
         out.append(f"{more} more jobs are not drawn")
@@ -110,12 +87,10 @@ def _page(analysis: MemoryAnalysis, panels: Sequence[Panel], notes: Sequence[str
     """The picture without its texts, which are text of the page."""
     svg = _picture(panels, "svg", "", ()).decode("utf-8")
     listed = "".join(f"<li>{escape(note)}</li>" for note in notes)
-    return _PAGE.format(
-        colour="#cf222e" if analysis.fault else "#1a7f37",
-        title=escape(_plain(analysis.summary)),
-        picture=svg[svg.index("<svg") :],
-        notes=f'<ul class="notes">{listed}</ul>',
-    )
+    style = "bad" if analysis.fault else "good"
+    title = escape(_plain(analysis.summary))
+    head = f'<header class="verdict {style}"><h1>{title}</h1></header>'
+    return document("frd: memory", f"{head}\n{svg[svg.index('<svg') :]}\n<ul>{listed}</ul>")
 
 
 def _plain(text: str) -> str:

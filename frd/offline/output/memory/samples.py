@@ -7,8 +7,7 @@ time. Samples with the same time are in the order of jobs and ranks.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -50,7 +49,7 @@ def main_column(recorded: Recorded, lane: Lane) -> int:
 def samples_table(analysis: MemoryAnalysis, clocks: Clocks, *, with_text: bool) -> Table:
     """The columns of `samples`, by time; `with_text` adds the time as ISO 8601."""
     columns = {_TIME: "str"} | _COLUMNS if with_text else _COLUMNS
-    merged = _Merged.of(analysis, clocks)
+    merged = _Merged(analysis, clocks)
 
     def batches() -> Iterator[Batch]:
         for at in range(0, len(merged.order), BATCH):
@@ -59,25 +58,9 @@ def samples_table(analysis: MemoryAnalysis, clocks: Clocks, *, with_text: bool) 
     return Table("samples", columns, batches)
 
 
-@dataclass(frozen=True, slots=True)
 class _Merged:
-    recorded: Recorded
-    order: Int64s
-    """Of positions: the samples of the first lane, of the second, and so on."""
-    starts: Int64s
-    """Position at which each lane begins."""
-    rows: Int64s
-    """Row of `recorded` of the first sample of each lane."""
-    streams: list[tuple[Any, ...]]
-    """Job, rank, host, pid and device of each lane."""
-    of_host: Bools
-    main: Int64s
-    offset_ns: Int64s
-    uncertainty_ns: Int64s
-
-    @classmethod
-    def of(cls, analysis: MemoryAnalysis, clocks: Clocks) -> _Merged:
-        recorded = analysis.recorded
+    def __init__(self, analysis: MemoryAnalysis, clocks: Clocks) -> None:
+        self.recorded = recorded = analysis.recorded
         lanes = [(job.job, lane) for job in analysis.jobs for lane in job.lanes]
         of_lane = [clocks[job, lane.stream.rank] for job, lane in lanes]
         times = [
@@ -86,26 +69,27 @@ class _Merged:
         ]
         streams = [lane.stream for _, lane in lanes]
         lengths = np.array([len(lane) for _, lane in lanes], np.int64)
-        return cls(
-            recorded,
-            np.argsort(np.concatenate(times), kind="stable"),
-            np.cumsum(lengths) - lengths,
-            np.array([lane.rows.start for _, lane in lanes], np.int64),
-            [
-                (
-                    encodable(job),
-                    stream.rank,
-                    encodable(stream.host),
-                    stream.pid if stream.pid >= 0 else None,
-                    stream.device if stream.device >= 0 else None,
-                )
-                for (job, _), stream in zip(lanes, streams, strict=True)
-            ],
-            np.array([stream.of_host for stream in streams], np.bool_),
-            np.array([main_column(recorded, lane) for _, lane in lanes], np.int64),
-            np.array([clock.offset_ns for clock in of_lane], np.int64),
-            np.array([clock.uncertainty_ns for clock in of_lane], np.int64),
-        )
+        self.order = np.argsort(np.concatenate(times), kind="stable")
+        """Of positions: the samples of the first lane, of the second, and so on."""
+        self.starts = np.cumsum(lengths) - lengths
+        """Position at which each lane begins."""
+        self.rows = np.array([lane.rows.start for _, lane in lanes], np.int64)
+        """Row of `recorded` of the first sample of each lane."""
+        self.streams = [
+            (
+                encodable(job),
+                stream.rank,
+                encodable(stream.host),
+                stream.pid if stream.pid >= 0 else None,
+                stream.device if stream.device >= 0 else None,
+            )
+            for (job, _), stream in zip(lanes, streams, strict=True)
+        ]
+        """Job, rank, host, pid and device of each lane."""
+        self.of_host = np.array([stream.of_host for stream in streams], np.bool_)
+        self.main = np.array([main_column(recorded, lane) for _, lane in lanes], np.int64)
+        self.offset_ns = np.array([clock.offset_ns for clock in of_lane], np.int64)
+        self.uncertainty_ns = np.array([clock.uncertainty_ns for clock in of_lane], np.int64)
 
     def batch(self, positions: Int64s, *, with_text: bool) -> Batch:
         recorded = self.recorded
@@ -145,3 +129,30 @@ def _texts(time_ns: Int64s) -> list[str]:
     """ISO 8601 with microseconds, as elsewhere."""
     texts: list[str] = np.datetime_as_string(time_ns.view("datetime64[ns]"), unit="us").tolist()
     return [f"{text}Z" for text in texts]
+
+
+# -- fewer points of a line that look the same --------------------------------------------------
+
+
+def extremes(values: Int64s, most: int) -> Int64s:
+    """Indexes of at most `most` values, in order, with the first, the last, and all peaks.
+
+    Values are split into parts of equal length; each keeps its lowest and its highest value.
+    """
+    count = len(values)
+    if count <= most:
+        return np.arange(count)
+    parts = max((most - 2) // 2, 1)
+    starts = np.arange(parts) * count // parts
+    part = np.repeat(np.arange(parts), np.diff(starts, append=count))
+    # Sorted by value within each part, the first and the last are what is wanted.
+    order = np.lexsort((values, part))
+    ends = np.append(starts[1:], count) - 1
+    return np.unique(np.concatenate(([0, count - 1], order[starts], order[ends])))
+
+
+def changes(values: Int64s) -> Int64s:
+    """Indexes at which a value differs from the one before, and of the last value."""
+    new = np.ones(len(values), np.bool_)
+    new[1:-1] = values[1:-1] != values[:-2]
+    return np.flatnonzero(new)

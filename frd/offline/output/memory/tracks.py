@@ -6,18 +6,19 @@ highest value of each part of it, so every peak is drawn; `not_drawn` says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 
 from frd.forms import fold_ranks
 from frd.model import Int64s
+from frd.offline.analysis.analyze import Analysis
 from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, RecordedRise
 from frd.offline.memory.feed import Lane, by_rank
 from frd.offline.memory.telemetry import ALLOCATED, RESERVED, USED
-from frd.offline.output.memory.alignment import ClockOffset, clocks_of, ranks_of, shift_ns
-from frd.offline.output.memory.thinning import changes, extremes
+from frd.offline.output.memory.alignment import clocks_of, ranks_of, shift_ns
+from frd.offline.output.memory.samples import changes, extremes
 from frd.perfetto.texts import finding_slice, rank_title
 from frd.perfetto.writer import BEGIN, Slice, TraceWriter
 
@@ -38,7 +39,7 @@ def add_memory(
     writer: TraceWriter,
     analysis: MemoryAnalysis,
     tracks: dict[int, int],
-    offsets: Mapping[int, ClockOffset] | None,
+    dumps: Analysis | None,
     progress: Callable[[int, int], None],
     *,
     order: int,
@@ -50,7 +51,7 @@ def add_memory(
     tracks.
     """
     known = tracks if len(analysis.jobs) == 1 else {}
-    memory = _Memory(writer, analysis, offsets)
+    memory = _Memory(writer, analysis, dumps)
     memory.add_findings()
     memory.add_rises(analysis.rises, parent=0)
     total = sum(len(job.ranks) for job in analysis.jobs)
@@ -76,9 +77,9 @@ def not_drawn(analysis: MemoryAnalysis) -> str:
     )
 
 
-def begins_at_ns(analysis: MemoryAnalysis, offsets: Mapping[int, ClockOffset] | None) -> int | None:
+def begins_at_ns(analysis: MemoryAnalysis, dumps: Analysis | None) -> int | None:
     """The earliest aligned time of anything drawn; None without samples."""
-    clocks = clocks_of(analysis, offsets)
+    clocks = clocks_of(analysis, dumps)
     times = [
         lane.first_ns + clocks[job.job, lane.stream.rank].offset_ns
         for job in analysis.jobs
@@ -100,11 +101,11 @@ class _Memory:
         self,
         writer: TraceWriter,
         analysis: MemoryAnalysis,
-        offsets: Mapping[int, ClockOffset] | None,
+        dumps: Analysis | None,
     ) -> None:
         self._writer = writer
         self._analysis = analysis
-        self._clocks = clocks_of(analysis, offsets)
+        self._clocks = clocks_of(analysis, dumps)
         self._most = _points_of_each(analysis)
         self._several = len(analysis.jobs) > 1
         self._suspects = {(f.job, s.rank) for f in analysis.findings for s in f.suspects}

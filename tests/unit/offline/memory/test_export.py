@@ -12,16 +12,30 @@ import pytest
 import frd
 from frd.errors import ConfigError, StoreError
 from frd.forms import utc_text
+from frd.offline.analysis.analyze import Analysis, analyze
 from frd.offline.memory.analysis import MemoryAnalysis
-from frd.offline.output.memory.alignment import ClockOffset
+from frd.offline.output.export import export
 from frd.offline.output.memory.export import check_memory_export, export_memory, not_in
 from tests.unit.offline.written_tables import rows_in
 from tests.world.memory import EPOCH, GIB, S
 from tests.world.recorded_memory import a_rise
 from tests.world.telemetry_files import event, write
+from tests.world.traces import Folder
 
 MS = 1_000_000
-OFFSETS = {0: ClockOffset(0, 0, "dump"), 1: ClockOffset(-150 * MS, 2 * MS, "dump")}
+
+
+def dumps(offsets_ns: dict[int, int], uncertainties_ns: dict[int, int | None]) -> Analysis:
+    """A folder of dumps with these clocks."""
+    return replace(
+        analyze(Folder().group("0", range(2)).trace()),
+        clock_offsets_ns=offsets_ns,
+        clock_uncertainties_ns=uncertainties_ns,
+        clock_source="two nodes",
+    )
+
+
+DUMPS = dumps({0: 0, 1: -150 * MS}, {0: 0, 1: 2 * MS})
 
 
 def two_hosts(folder: Path, **changes: Any) -> MemoryAnalysis:
@@ -38,8 +52,8 @@ def two_hosts(folder: Path, **changes: Any) -> MemoryAnalysis:
     return frd.load_memory([write(folder / "a.jsonl", first), write(folder / "b.jsonl", second)])
 
 
-def exported(analysis: MemoryAnalysis, path: Path, **offsets: Any) -> Path:
-    export_memory(analysis, path, offsets.get("offsets"), lambda done, total: None)
+def exported(analysis: MemoryAnalysis, path: Path, of: Analysis | None = None) -> Path:
+    export_memory(analysis, path, of, lambda done, total: None)
     return path
 
 
@@ -53,7 +67,7 @@ def samples_of(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet", "sqlite"])
 def test_samples_of_all_ranks_in_order(tmp_path: Path, ending: str) -> None:
     """Two hosts, one 150 ms ahead, with offsets of a dump: one order, the same in every format."""
-    path = exported(two_hosts(tmp_path), tmp_path / f"out.{ending}", offsets=OFFSETS)
+    path = exported(two_hosts(tmp_path), tmp_path / f"out.{ending}", DUMPS)
     rows = samples_of(path)
     assert [(row["rank"], row["time_ns"] - EPOCH) for row in rows] == [
         (0, 0),
@@ -118,7 +132,7 @@ def test_one_host_has_one_clock(tmp_path: Path) -> None:
 def test_a_rank_without_offset_has_that_of_its_host(tmp_path: Path) -> None:
     """The dump of rank 1 is missing, that of rank 0 on the same host is there."""
     analysis = _one_host(tmp_path)
-    path = exported(analysis, tmp_path / "out.csv", offsets={0: ClockOffset(5 * MS, 1, "dump")})
+    path = exported(analysis, tmp_path / "out.csv", dumps({0: 5 * MS}, {0: 1}))
     assert {(row["rank"], row["time_ns"] - EPOCH) for row in samples_of(path)} == {
         (0, 5 * MS),
         (1, 5 * MS),
@@ -133,7 +147,7 @@ def test_rises_and_missing_ranks_are_tables(tmp_path: Path) -> None:
     """SQLite has a table for all that was found; times of rises are aligned like the samples."""
     without = replace(two_hosts(tmp_path), rises=())
     analysis = a_rise(without, ranks=(1,), at_s=0.2)
-    path = exported(analysis, tmp_path / "out.sqlite", offsets=OFFSETS)
+    path = exported(analysis, tmp_path / "out.sqlite", DUMPS)
     for table in ("samples", "ranks", "findings", "warnings"):
         rows_in(path, table)
     (rise,) = rows_in(path, "rises")
@@ -148,21 +162,32 @@ def test_rises_and_missing_ranks_are_tables(tmp_path: Path) -> None:
     }
 
 
+def test_findings_of_memory_have_the_columns_of_dumps(tmp_path: Path) -> None:
+    """One query reads the findings of both files."""
+    export(DUMPS, tmp_path / "dumps.sqlite")
+    files = tmp_path / "dumps.sqlite", exported(two_hosts(tmp_path), tmp_path / "memory.sqlite")
+    of_dumps, of_memory = (
+        [row["name"] for row in rows_in(file, "pragma_table_info('findings')")] for file in files
+    )
+    assert of_dumps == of_memory
+    assert {"job", "suspects", "victims"} <= {*of_dumps}
+
+
 def test_parquet_has_the_rest_in_its_metadata(tmp_path: Path) -> None:
     """The object of --json, and the clock of each rank, under the key frd."""
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
-    path = exported(two_hosts(tmp_path), tmp_path / "out.parquet", offsets=OFFSETS)
+    path = exported(two_hosts(tmp_path), tmp_path / "out.parquet", DUMPS)
     about = json.loads(parquet.read_schema(path).metadata[b"frd"])
     assert about["missing_ranks"] == [2]
     assert about["clocks"]["ranks"]["1"]["offset_ns"] == -150 * MS
-    assert about["clocks"]["ranks"]["1"]["source"] == "dump"
+    assert about["clocks"]["ranks"]["1"]["source"] == "from the dumps: two nodes"
 
 
 def test_samples_of_several_jobs(tmp_path: Path) -> None:
     """Two jobs in one file, both with a rank 0: offsets of a dump fit neither for sure."""
     events = [event(0.2, job_id="b"), event(0.1, job_id="a", rank=0)]
     analysis = frd.load_memory([write(tmp_path / "a.jsonl", events)])
-    path = exported(analysis, tmp_path / "out.csv", offsets={0: ClockOffset(5 * MS, 1, "dump")})
+    path = exported(analysis, tmp_path / "out.csv", dumps({0: 5 * MS}, {0: 1}))
     assert [(r["job"], r["time_ns"] - EPOCH) for r in samples_of(path)] == [
         ("a", 100 * MS),
         ("b", 200 * MS),

@@ -20,8 +20,8 @@ from frd.model import SeriesKind
 from frd.offline.memory.analysis import MemoryAnalysis
 from frd.offline.output.memory.panels import MAX_LINES, panels_of
 from frd.offline.output.memory.plot import check_plot, write_plot
+from frd.offline.output.memory.samples import changes, extremes
 from frd.offline.output.memory.strips import strips_of
-from frd.offline.output.memory.thinning import changes, extremes
 from frd.offline.phases.marks import PhaseMark
 from frd.offline.phases.table import build_phases
 from tests.world.memory import EPOCH, GIB
@@ -162,6 +162,7 @@ def test_a_page_needs_nothing_else(tmp_path: Path) -> None:
     page = drawn(analysis, tmp_path / "a.html").decode()
     assert "default-src 'none'" in page
     assert page.count("<svg") == 1
+    assert f'<header class="verdict {"bad" if analysis.fault else "good"}">' in page
     assert page.count(escape(analysis.summary)) == 1
     assert f"<li>1  {analysis.rises[0].text}</li>" in page
 
