@@ -18,7 +18,7 @@ from frd.wire.columns import (
     read_columns,
     write_columns,
 )
-from frd.wire.fields import check_time, parse, text, texts_of
+from frd.wire.fields import check_time, parse, read, text
 
 MAX_READINGS: Final = 64
 """Limit per message."""
@@ -81,7 +81,7 @@ def decode_clock(data: bytes) -> ClockEvent:
     """
     m = parse("clock", pb.ClockPing, data, MAX_CLOCK_BYTES)
     if not m.number:
-        return ClockHello(**texts_of("clock", m, required=("boot_id", "session")))
+        return read(ClockHello, m, "clock")
     if m.pong_number >= m.number:
         raise WireError(
             "clock.pong_number", "order", f"{m.pong_number}: send the number of an earlier ping"

@@ -14,10 +14,6 @@ from frd.model import (
     EntryColumns,
     GroupInfo,
     MemoryColumns,
-    MemoryEvent,
-    RankPhases,
-    RankStatus,
-    SeriesInfo,
 )
 from frd.v1 import stream_pb2 as pb
 from frd.wire.columns import (
@@ -32,7 +28,7 @@ from frd.wire.columns import (
     pack_ranks,
     write_columns,
 )
-from frd.wire.fields import ENUM_NUMBERS, text
+from frd.wire.fields import ENUM_NUMBERS, INLINE, OF_STREAM, text
 from frd.wire.messages import (
     Ack,
     AgentEvent,
@@ -68,8 +64,6 @@ KINDS: Final[dict[type, str]] = {
     Redirect: "redirect",
 }
 """Kinds of messages whose fields are those of the value."""
-_INLINE: Final = ("key", "info", "signature")
-"""Fields of values whose own fields the message holds directly."""
 
 
 def encode_agent(event: AgentEvent) -> bytes:
@@ -121,11 +115,11 @@ def _fields(value: DataclassInstance) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in _names(type(value)):
         item = getattr(value, name)
-        if name in _INLINE:
+        if name in INLINE:
             found |= _fields(item)
         else:
             found[name] = _plain(item)
-    if isinstance(value, (RankStatus, RankPhases, MemoryEvent, SeriesInfo)):  # stream indexes
+    if isinstance(value, OF_STREAM):
         found["rank_index"] = found.pop("rank")
     return found
 
