@@ -173,8 +173,8 @@ class Inquiries:
         Raises:
             ServiceUnavailable: no agent of the attempt is connected, or too many are open.
         """
-        wanted = sorted(self._streams.revisions.ranks(key) if ranks is None else set(ranks))
-        owners = {rank: self._streams.owners.of(key, rank) for rank in wanted}
+        wanted = sorted(self._streams.shared.revisions.ranks(key) if ranks is None else set(ranks))
+        owners = {rank: self._streams.shared.owners.of(key, rank) for rank in wanted}
         if not any(owners.values()):
             raise ServiceUnavailable(
                 f"job {key.job!r} attempt {key.attempt}: no agent of these ranks is connected: "
@@ -218,7 +218,7 @@ class Inquiries:
         for rank in ranks:
             if len(found) >= most:
                 break
-            if (owner := self._streams.owners.of(key, rank)) is not None:
+            if (owner := self._streams.shared.owners.of(key, rank)) is not None:
                 found.setdefault(owner[0].stream, rank)
         return list(found.values())
 

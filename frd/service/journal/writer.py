@@ -47,7 +47,7 @@ class JournalWriter(Log):
         self._preamble = Preamble()
         """Of what the thread has written."""
         self._journal = Journal(
-            folder, settings=settings, preamble=self._preamble.records, now=now, limits=limits
+            folder, settings=settings, preamble=self._preamble.records, begun_at=now, limits=limits
         )
         self._batch: _Batch = []
         self._batch_bytes = 0
