@@ -61,7 +61,10 @@ async def hold_replica(
     Raises:
         ClusterError: the cluster cannot be used: names the key and what to do.
     """
-    cluster = await _connected(common.config(), grpc, http)
+    from frd.cluster.nats import connect  # noqa: PLC0415  NATS is an extra
+
+    config = common.config()
+    cluster = await connect(config.cluster, config.member, grpc, http, __version__)
     archive = SharedArchive(cluster, common.config, store, common.now)
     owner = CellOwner(common, cells, archive, cluster.lease, restored)
     archive.refused = owner.refused
@@ -93,12 +96,6 @@ async def hold_replica(
         raise
     homes = ReplicaHomes(common, cells, owner, cluster.lease)
     return Holding(cluster.lease, owner, homes, state, close)
-
-
-async def _connected(config: Config, grpc: str, http: str) -> Cluster:
-    from frd.cluster.nats import connect  # noqa: PLC0415  NATS is an extra
-
-    return await connect(config.cluster, config.member, grpc, http, __version__)
 
 
 @dataclass(slots=True, eq=False)
