@@ -75,7 +75,12 @@ def encode_agent(event: AgentEvent) -> bytes:
             m.entries.first_revision = event.first_revision
             write_columns(m.entries, ENTRY_COLUMNS, event)
         case Watermarks():
-            _watermarks(m.watermarks, event)
+            m.watermarks.attempt_index = event.attempt_index
+            for columns in (WATERMARK_ROWS, WATERMARK_COLUMNS, SEEN_COLUMNS):
+                write_columns(m.watermarks, columns, event.columns)
+            m.watermarks.sent_at_ns = event.sent_at_ns
+            m.watermarks.sent_raw_ns = event.sent_raw_ns
+            m.watermarks.sent_slack_ns = event.sent_slack_ns
         case ChannelColumns():
             m.channels.rank_index = event.rank
             m.channels.as_of_ns = event.as_of_ns
@@ -96,15 +101,6 @@ def encode_service(event: ServiceEvent) -> bytes:
         ack = pb.Ack(rank=ranks.tobytes(), revision=revisions.tobytes())
         return pb.ServiceMessage(ack=ack).SerializeToString()
     return pb.ServiceMessage(**{KINDS[type(event)]: _fields(event)}).SerializeToString()
-
-
-def _watermarks(m: pb.WatermarkBatch, event: Watermarks) -> None:
-    m.attempt_index = event.attempt_index
-    for columns in (WATERMARK_ROWS, WATERMARK_COLUMNS, SEEN_COLUMNS):
-        write_columns(m, columns, event.columns)
-    m.sent_at_ns = event.sent_at_ns
-    m.sent_raw_ns = event.sent_raw_ns
-    m.sent_slack_ns = event.sent_slack_ns
 
 
 def _fields(value: DataclassInstance) -> dict[str, Any]:
