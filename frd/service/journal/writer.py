@@ -100,7 +100,7 @@ class JournalWriter(Log):
     def adopt(self, settings: bytes, limits: JournalLimits, at: AlignedNs) -> None:
         """The settings and limits of all later records."""
         self._hand_over()
-        self._do(partial(self._journal.adopt, settings, limits, at))
+        self._work.put(partial(self._journal.adopt, settings, limits, at))
 
     async def stop(self) -> None:
         await asyncio.to_thread(self.close)
@@ -119,12 +119,9 @@ class JournalWriter(Log):
             self._hand_over()
 
     def _hand_over(self) -> None:
-        self._do(partial(self._write_batch, self._batch))
+        self._work.put(partial(self._write_batch, self._batch))
         self._sent_bytes += self._batch_bytes
         self._batch, self._batch_bytes = [], 0
-
-    def _do(self, work: Callable[[], None]) -> None:
-        self._work.put(work)
 
     # -- the thread ----------------------------------------------------------------------------
 
