@@ -203,10 +203,12 @@ class Agent:
         """Ranks are watched without /metrics too, as by a second agent on the node."""
         if self._config.metrics == "off":
             return
-        shared = self._shared
-        collector = AgentCollector(
-            shared.stats, self._uplinks, self._memory_view, shared.dictionary.who
-        )
+
+        def view() -> MemoryView:
+            return self._memory.view if self._memory else MemoryView()
+
+        who = self._shared.dictionary.who
+        collector = AgentCollector(self._stats, self._uplinks, view, who)
         try:
             stack.enter_context(metrics_server(self._config.metrics, collector))
         except FrdError as error:
@@ -240,9 +242,6 @@ class Agent:
         )
         self._memory.start()
         stack.callback(self._memory.stop)
-
-    def _memory_view(self) -> MemoryView:
-        return self._memory.view if self._memory else MemoryView()
 
     # -- turns ---------------------------------------------------------------------------------
 

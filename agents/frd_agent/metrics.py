@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Final, TypeAlias, TypeVar
 
@@ -102,21 +103,18 @@ Values: TypeAlias = float | Mapping[str, float]
 """One value, or a value for each value of the only label."""
 
 
-def _gauge(name: str, text: str, values: Values, label: str = "") -> GaugeMetricFamily:
-    return _filled(GaugeMetricFamily(name, text, labels=[label] if label else []), values)
-
-
-def _total(name: str, text: str, values: Values, label: str = "") -> CounterMetricFamily:
-    return _filled(CounterMetricFamily(name, text, labels=[label] if label else []), values)
-
-
-def _filled(family: _Family, values: Values) -> _Family:
-    if not isinstance(values, Mapping):
-        family.add_metric([], values)
-        return family
-    for value, number in values.items():
-        family.add_metric([value], number)
+def _filled(
+    make: Callable[..., _Family], name: str, text: str, values: Values, label: str = ""
+) -> _Family:
+    family = make(name, text, labels=[label] if label else [])
+    each = values.items() if isinstance(values, Mapping) else [("", values)]
+    for value, number in each:
+        family.add_metric([value] if label else [], number)
     return family
+
+
+_gauge = partial(_filled, GaugeMetricFamily)
+_total = partial(_filled, CounterMetricFamily)
 
 
 @contextmanager

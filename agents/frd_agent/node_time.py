@@ -16,6 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from frd.clocks.wall_clock import WallClock
@@ -55,22 +56,18 @@ def read_clocks() -> ClockReading:
     return best
 
 
+@dataclass(slots=True, eq=False)
 class NodeTime:
     """Safe to use from any thread."""
 
-    def __init__(
-        self,
-        stats: Counters,
-        read: Callable[[], ClockReading] = read_clocks,
-        raw: Callable[[], NodeRawNs] = raw_now,
-    ) -> None:
-        """Reads both clocks: steps are seen from here on."""
-        self.now = raw
-        self._stats = stats
-        self._read = read
-        self._wall = WallClock()
-        self._lock = threading.Lock()
-        self.look()
+    stats: Counters
+    read: Callable[[], ClockReading] = read_clocks
+    now: Callable[[], NodeRawNs] = raw_now
+    _wall: WallClock = field(default_factory=WallClock)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.look()  # steps are seen from here on
 
     def look(self) -> ClockReading:
         """Both clocks. A step of the wall clock since the last call is counted."""
@@ -93,9 +90,9 @@ class NodeTime:
         return self.one_to_raw(wall) or self.now()
 
     def _look(self) -> ClockReading:
-        reading = self._read()
+        reading = self.read()
         step_ns = self._wall.read(*reading)
         if abs(step_ns) > STEP_NS:
-            self._stats.clock_steps += 1
+            self.stats.clock_steps += 1
             log.warning("the wall clock of this node stepped by %+.6f s", step_ns / 1e9)
         return reading

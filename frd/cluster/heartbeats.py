@@ -67,7 +67,7 @@ class HeartbeatLease:
         self._clock = clock
         self._wall = wall
         self._ownership = Ownership(me.name)
-        self._view = ClusterView(me.name, durable=durable)
+        self.view = ClusterView(me.name, durable=durable)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._owner: Owner | None = None
         self._running: Any = None
@@ -87,10 +87,6 @@ class HeartbeatLease:
         self._kick: asyncio.Event | None = None
 
     # -- frd.cluster.lease.Lease, in the service's event loop ------------------------------------
-
-    @property
-    def view(self) -> ClusterView:
-        return self._view
 
     async def start(self, owner: Owner) -> None:
         self._owner = owner
@@ -155,13 +151,13 @@ class HeartbeatLease:
                     await self._put()  # decides nothing: others have had no time for theirs
                 elif self._is_idle():
                     due = self._clock() + _RETRY_S
-                    self._publish(self._view.replicas)
+                    self._publish(self.view.replicas)
                 else:
                     due = self._clock() + INTERVAL_S
                     await self._beat()
             except RegistryUnavailable:
                 due = max(due, self._clock() + _RETRY_S)
-                self._publish(self._view.replicas)
+                self._publish(self.view.replicas)
             except Exception:  # a bug must not end the heartbeats: the cells would be taken
                 _log.exception("cluster: heartbeat failed")
                 due = max(due, self._clock() + _RETRY_S)
@@ -285,7 +281,7 @@ class HeartbeatLease:
         except (Conflict, RegistryUnavailable):
             return  # the next heartbeat shows whether it is still free
         self._ownership.claimed(cell, revision)
-        self._publish(self._view.replicas)  # other claims of this heartbeat may wait for answers
+        self._publish(self.view.replicas)  # other claims of this heartbeat may wait for answers
         if self._ownership.leaving:
             await self._release(cell)
             return
@@ -312,7 +308,7 @@ class HeartbeatLease:
         finally:
             self._releasing.discard(cell)
         self._ownership.dropped(cell)
-        self._publish(self._view.replicas)
+        self._publish(self.view.replicas)
         self._beat_now()
 
     async def _announce_end(self) -> None:
@@ -356,12 +352,12 @@ class HeartbeatLease:
         me = self._me
         mine = Replica(me.name, me.grpc, me.http, me.version, tuple(sorted(self._ownership.mine)))
         replicas = [mine, *(replica for replica in others if replica.name != me.name)]
-        self._view = ClusterView(
+        self.view = ClusterView(
             me.name,
             sorted(replicas, key=lambda replica: replica.name),
             self._ownership.owners(),
             self._clock() - self._acknowledged < SILENT * INTERVAL_S,
-            self._view.durable,
+            self.view.durable,
         )
 
 

@@ -14,6 +14,7 @@ import functools
 import socket
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import grpc.aio
@@ -35,21 +36,15 @@ _REQUEST_S: Final = 10.0
 """How long a client may take to send a request."""
 
 
+@dataclass(slots=True, eq=False)
 class GrpcServer:
     """Without `certificates` nothing is encrypted."""
 
-    def __init__(
-        self,
-        handler: StreamHandler,
-        clock: StreamHandler,
-        address: str,
-        certificates: Certificates | None = None,
-    ) -> None:
-        self._handler = handler
-        self._clock = clock
-        self._address = address
-        self._certificates = certificates
-        self._server: grpc.aio.Server | None = None
+    handler: StreamHandler
+    clock: StreamHandler
+    address: str
+    certificates: Certificates | None = None
+    _server: grpc.aio.Server | None = None
 
     async def start(self) -> str:
         """The bound address.
@@ -57,18 +52,18 @@ class GrpcServer:
         Raises:
             ListenError: naming the key, when the address cannot be listened on.
         """
-        host, port = split_address(self._address)
+        host, port = split_address(self.address)
         # gRPC does not say why it cannot bind, but a socket does.
-        _listen("grpc", self._address).close()
+        _listen("grpc", self.address).close()
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        server.add_generic_rpc_handlers((collector(self._handler, self._clock),))
+        server.add_generic_rpc_handlers((collector(self.handler, self.clock),))
         try:
-            if self._certificates is None:
-                bound = server.add_insecure_port(self._address)
+            if self.certificates is None:
+                bound = server.add_insecure_port(self.address)
             else:
-                bound = server.add_secure_port(self._address, self._certificates.for_grpc())
+                bound = server.add_secure_port(self.address, self.certificates.for_grpc())
         except RuntimeError as error:
-            raise ListenError(f"grpc: {self._address}: {error}: choose another address") from None
+            raise ListenError(f"grpc: {self.address}: {error}: choose another address") from None
         await server.start()
         self._server = server
         return join_address(host, bound or port)
@@ -78,28 +73,20 @@ class GrpcServer:
             await self._server.stop(_GRACE_S)
 
 
+@dataclass(slots=True, eq=False)
 class HttpServer:
     """Without `certificates` nothing is encrypted."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        address: str,
-        certificates: Certificates | None = None,
-        connections_per_peer: int = _MAX_HTTP_CONNECTIONS,
-        refused: Counter[str] | None = None,
-    ) -> None:
-        """`refused` counts connections that the service closes, by reason: ``connections`` or
-        ``slow``."""
-        self.refused: Counter[str] = Counter() if refused is None else refused
-        self._app = app
-        self._address = address
-        self._certificates = certificates
-        self.connections_per_peer = connections_per_peer
-        self.connections: Counter[str] = Counter()
-        """Open connections by host."""
-        self._server: _Uvicorn | None = None
-        self._serving: asyncio.Task[None] | None = None
+    app: ASGIApp
+    address: str
+    certificates: Certificates | None = None
+    connections_per_peer: int = _MAX_HTTP_CONNECTIONS
+    refused: Counter[str] = field(default_factory=Counter)
+    """Connections that the service closes, by reason: ``connections`` or ``slow``."""
+    connections: Counter[str] = field(default_factory=Counter)
+    """Open connections by host."""
+    _server: _Uvicorn | None = None
+    _serving: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
         """The bound address.
@@ -107,13 +94,13 @@ class HttpServer:
         Raises:
             ListenError: naming the key, when the address cannot be listened on.
         """
-        listener = _listen("http", self._address)
+        listener = _listen("http", self.address)
         # Connections inherit it. asyncio does not set it, as the socket names no protocol. Without
         # it an answer in two parts waits for the delayed ACK of the client (40 ms).
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._server = _Uvicorn(
             uvicorn.Config(
-                self._app,
+                self.app,
                 http=functools.partial(_Connection, self),  # type: ignore[arg-type]  # no class
                 # An upgraded connection would leave `_Connection` and still be counted.
                 ws="none",
@@ -123,10 +110,10 @@ class HttpServer:
                 limit_concurrency=_MAX_HTTP_CONNECTIONS,
                 timeout_graceful_shutdown=round(2 * _GRACE_S),
             ),
-            self._certificates,
+            self.certificates,
         )
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
-        host, _ = split_address(self._address)
+        host, _ = split_address(self.address)
         return join_address(host, listener.getsockname()[1])
 
     async def stop(self) -> None:

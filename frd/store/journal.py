@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -51,6 +51,7 @@ class _Finished(NamedTuple):
     """When its last record was written."""
 
 
+@dataclass(slots=True, eq=False)
 class Journal:
     """The writing end, for one thread.
 
@@ -61,45 +62,40 @@ class Journal:
     returns the records, without START, that declare all live streams.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        settings: bytes,
-        preamble: Callable[[], Iterable[Record]],
-        now: AlignedNs,
-        limits: JournalLimits,
-    ) -> None:
-        self.folder = folder
-        self.dropped = 0
-        """Records that were not written."""
-        self.evicted = 0
-        """Segments deleted to stay within the bounds."""
-        self.error = ""
-        """Why records are being dropped; empty if the last write succeeded."""
-        self._settings = settings
-        self._preamble = preamble
-        self._limits = limits
-        self._retry_at = 0
-        self._begun_at = now
-        self._number = 0
-        self._finished: list[_Finished] = []
-        self._db: sqlite3.Connection | None = None
+    folder: Path
+    settings: bytes
+    preamble: Callable[[], Iterable[Record]]
+    begun_at: AlignedNs
+    limits: JournalLimits
+    dropped: int = 0
+    """Records that were not written."""
+    evicted: int = 0
+    """Segments deleted to stay within the bounds."""
+    error: str = ""
+    """Why records are being dropped; empty if the last write succeeded."""
+    _retry_at: int = 0
+    _number: int = 0
+    _added: int = 0
+    _preamble_bytes: int = 0
+    _finished: list[_Finished] = field(default_factory=list)
+    _db: sqlite3.Connection | None = None
+
+    def __post_init__(self) -> None:
         try:
-            for path in segments(folder) if folder.exists() else ():
+            for path in segments(self.folder) if self.folder.exists() else ():
                 self._number = segment.number_of(path)
                 last_ns = path.stat().st_mtime_ns
                 self._finished.append(_Finished(path, segment.size(path), last_ns))
-            self._begin(now, is_repeated=False)
+            self._begin(self.begun_at, is_repeated=False)
         except (OSError, sqlite3.Error, StoreError) as error:
-            self._give_up(error, now)
+            self._give_up(error, self.begun_at)
 
     def adopt(self, settings: bytes, limits: JournalLimits, at: AlignedNs) -> None:
         """Continue with other settings, which are recorded, and within other limits."""
-        if limits != self._limits:  # which also bound a segment's write-ahead log
+        if limits != self.limits:  # which also bound a segment's write-ahead log
             self._finish(at)
-        self._settings = settings
-        self._limits = limits
+        self.settings = settings
+        self.limits = limits
         self.append([Record(RecordKind.SETTINGS, at, 0, settings)])
 
     def append(self, records: Sequence[Record]) -> None:
@@ -124,23 +120,23 @@ class Journal:
             self._give_up(error, at)
 
     def close(self) -> None:
-        self._finish(self._begun_at)
+        self._finish(self.begun_at)
 
     def _begin(self, at: AlignedNs, *, is_repeated: bool) -> sqlite3.Connection:
         """Open the next segment. With `is_repeated`, its preamble repeats the segment before."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._number += 1
-        self._begun_at = at
+        self.begun_at = at
         self._added = 0
-        start = Record(RecordKind.START, at, 0, self._settings)
-        preamble = [start, *self._preamble()]
+        start = Record(RecordKind.START, at, 0, self.settings)
+        preamble = [start, *self.preamble()]
         self._preamble_bytes = sum(len(record.payload) for record in preamble)
-        if self._preamble_bytes > self._limits.total_bytes // 4:
+        if self._preamble_bytes > self.limits.total_bytes // 4:
             raise StoreError(
                 f"journal: {self.folder}: the declarations of the live streams take over a quarter "
-                f"of its bound of {self._limits.total_bytes} bytes: raise the bound"
+                f"of its bound of {self.limits.total_bytes} bytes: raise the bound"
             )
-        log_bytes = min(_WAL_BYTES, self._limits.total_bytes // _SEGMENTS_PER_BOUND)
+        log_bytes = min(_WAL_BYTES, self.limits.total_bytes // _SEGMENTS_PER_BOUND)
         with contextlib.ExitStack() as undo:  # a part of a preamble would be misread
             db = segment.create(self._path, log_bytes)
             undo.callback(segment.delete, self._path)
@@ -162,27 +158,27 @@ class Journal:
 
     def _is_full(self, at: AlignedNs) -> bool:
         """A segment is full when it is old, too: records must expire though few new ones come."""
-        limits = self._limits
+        limits = self.limits
         full = max(
             min(limits.segment_bytes, limits.total_bytes // _SEGMENTS_PER_BOUND),
             2 * self._preamble_bytes,
         )
         age_ns = limits.max_age_s * 1e9 / _SEGMENTS_PER_BOUND
-        return self._added >= full or 0 < age_ns < at - self._begun_at
+        return self._added >= full or 0 < age_ns < at - self.begun_at
 
     def _make_room(self, extra: int) -> None:
         """`extra` bytes go to the write-ahead log first, then to the database."""
-        bound = self._limits.total_bytes - segment.size(self._path) - 2 * extra - 4 * PAGE_BYTES
+        bound = self.limits.total_bytes - segment.size(self._path) - 2 * extra - 4 * PAGE_BYTES
         while self._finished and sum(one.size for one in self._finished) > bound:
             self._delete_oldest()
         if bound < 0:
             raise StoreError(
                 f"journal: {self.folder}: a batch of {extra} bytes exceeds its bound of "
-                f"{self._limits.total_bytes}: raise the bound"
+                f"{self.limits.total_bytes}: raise the bound"
             )
 
     def _delete_expired(self, at: AlignedNs) -> None:
-        age_ns = self._limits.max_age_s * 1e9
+        age_ns = self.limits.max_age_s * 1e9
         while age_ns and self._finished and at - self._finished[0].last_ns > age_ns:
             self._delete_oldest()
 

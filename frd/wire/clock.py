@@ -18,7 +18,7 @@ from frd.wire.columns import (
     read_columns,
     write_columns,
 )
-from frd.wire.fields import check_time, parse, text, texts_of
+from frd.wire.fields import check_time, parse, read, text
 
 MAX_READINGS: Final = 64
 """Limit per message."""
@@ -81,7 +81,7 @@ def decode_clock(data: bytes) -> ClockEvent:
     """
     m = parse("clock", pb.ClockPing, data, MAX_CLOCK_BYTES)
     if not m.number:
-        return ClockHello(**texts_of("clock", m, required=("boot_id", "session")))
+        return read(ClockHello, m, "clock")
     if m.pong_number >= m.number:
         raise WireError(
             "clock.pong_number", "order", f"{m.pong_number}: send the number of an earlier ping"
@@ -89,16 +89,12 @@ def decode_clock(data: bytes) -> ClockEvent:
     check_time("clock.sent_raw_ns", m.sent_raw_ns)
     check_time("clock.pong_received_raw_ns", m.pong_received_raw_ns)
     pong = (m.pong_number, NodeRawNs(m.pong_received_raw_ns)) if m.pong_number else None
-    return Ping(m.number, NodeRawNs(m.sent_raw_ns), _readings(m), pong)
-
-
-def _readings(m: pb.ClockPing) -> Readings:
     readings = Readings(**read_columns(m, READING_COLUMNS))
     if (count := len(readings.raw_ns)) > MAX_READINGS:
         raise WireError(
             "clock.raw_ns", "too_large", f"{count} readings: send {MAX_READINGS} or fewer"
         )
-    return readings
+    return Ping(m.number, NodeRawNs(m.sent_raw_ns), readings, pong)
 
 
 def encode_pong(number: int, pause_s: float) -> bytes:

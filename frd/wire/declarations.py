@@ -6,8 +6,6 @@ series is kept as an array, for the vectorized checks of batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from functools import lru_cache
 from typing import Any, Final
 
@@ -15,19 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from frd.errors import WireError
-from frd.model import (
-    MAX_WORLD_SIZE,
-    Address,
-    AttemptKey,
-    GroupInfo,
-    RankInfo,
-    SeriesInfo,
-    SeriesKind,
-    Signature,
-)
+from frd.model import MAX_WORLD_SIZE, GroupInfo
 from frd.v1 import stream_pb2 as pb
 from frd.wire.columns import check_below, count_ranks, unpack_ranks
-from frd.wire.fields import check_most, check_text, check_texts, enum_member, texts_of
+from frd.wire.fields import check_text, read
 from frd.wire.messages import AttemptDecl, Declare, GroupDecl, RankDecl, SeriesDecl, SignatureDecl
 
 MAX_ATTEMPTS: Final = 4096
@@ -35,7 +24,6 @@ MAX_RANKS: Final = 1 << 16
 MAX_GROUPS: Final = 1 << 18
 MAX_SIGNATURES: Final = 1 << 16
 MAX_SERIES: Final = 1 << 16
-_TEXTS_OF_ADDRESS: Final = [field.name for field in fields(Address) if field.name != "pid"]
 _LARGE: Final = 64
 """Groups of so many ranks are kept for the other streams that will declare them."""
 
@@ -101,34 +89,24 @@ class Declarations:
 
     def _attempt(self, m: pb.Attempt) -> AttemptDecl:
         _check_next("declare.attempts.index", m.index, len(self._worlds), MAX_ATTEMPTS)
-        check_most("declare.attempts.world_size", m.world_size, MAX_WORLD_SIZE)
-        texts = texts_of("declare.attempts", m, "run", required=("job",))
+        declared = read(AttemptDecl, m, "declare.attempts")
         self._worlds.append(m.world_size)
-        return AttemptDecl(m.index, AttemptKey(texts["job"], m.attempt), m.world_size, texts["run"])
+        return declared
 
     def _rank(self, m: pb.Rank) -> RankDecl:
         _check_next("declare.ranks.index", m.index, self.ranks.count, MAX_RANKS)
         self.check_attempt("declare.ranks.attempt_index", m.attempt_index)
         self.check_world("declare.ranks.rank", m.rank, m.attempt_index)
-        check_most("declare.ranks.world_size", m.world_size, MAX_WORLD_SIZE)
+        declared = read(RankDecl, m, "declare.ranks")
         _check_in_world("declare.ranks.rank", m.rank, m.world_size or MAX_WORLD_SIZE)
-        info = RankInfo(
-            rank=m.rank,
-            world_size=m.world_size,
-            pid=m.pid,
-            local_rank=m.local_rank,
-            backends=check_texts("declare.ranks.backends", m.backends),
-            devices=check_texts("declare.ranks.devices", m.devices),
-            address=_address(m.address) if m.HasField("address") else None,
-            **texts_of("declare.ranks", m, "node", "torch_version", required=("boot_id",)),
-        )
         self.ranks.append(m.attempt_index)
-        return RankDecl(m.index, m.attempt_index, info)
+        return declared
 
     def _group(self, m: pb.Group) -> GroupDecl:
         _check_next("declare.groups.index", m.index, self.groups.count, MAX_GROUPS)
         self.check_attempt("declare.groups.attempt_index", m.attempt_index)
-        info = _group_info(runs=m.ranks, **texts_of("declare.groups", m, "name", "desc"))
+        name = check_text("declare.groups.name", m.name)
+        info = _group_info(name, check_text("declare.groups.desc", m.desc), m.ranks)
         if info.ranks:
             self.check_world("declare.groups.ranks", info.ranks[-1], m.attempt_index)
         self.groups.append(m.attempt_index)
@@ -136,27 +114,16 @@ class Declarations:
 
     def _signature(self, m: pb.Signature) -> SignatureDecl:
         _check_next("declare.signatures.index", m.index, self.signature_count, MAX_SIGNATURES)
-        signature = Signature(
-            input_sizes=_sizes("declare.signatures.input_sizes", m.input_sizes),
-            output_sizes=_sizes("declare.signatures.output_sizes", m.output_sizes),
-            input_dtypes=check_texts("declare.signatures.input_dtypes", m.input_dtypes),
-            output_dtypes=check_texts("declare.signatures.output_dtypes", m.output_dtypes),
-            **texts_of("declare.signatures", m, "backend", "op"),
-        )
+        declared = read(SignatureDecl, m, "declare.signatures")
         self.signature_count += 1
-        return SignatureDecl(m.index, signature)
+        return declared
 
     def _series_decl(self, m: pb.Series) -> SeriesDecl:
         _check_next("declare.series.index", m.index, self.series.count, MAX_SERIES)
         attempt = self.ranks.attempt_of("declare.series.rank_index", m.rank_index)
-        kind = enum_member("declare.series.kind", SeriesKind, m.kind)
-        device = check_text("declare.series.device", m.device)
+        declared = read(SeriesDecl, m, "declare.series")
         self.series.append(attempt)
-        return SeriesDecl(m.index, SeriesInfo(m.rank_index, kind, device))
-
-
-def _address(m: pb.Address) -> Address:
-    return Address(m.pid, **texts_of("declare.ranks.address", m, *_TEXTS_OF_ADDRESS))
+        return declared
 
 
 def _group_info(name: str, desc: str, runs: bytes) -> GroupInfo:
@@ -203,14 +170,3 @@ def _check_next(field: str, index: int, count: int, limit: int) -> None:
 def _check_in_world(field: str, rank: int, world_size: int) -> None:
     if rank >= world_size:
         raise WireError(field, "range", f"rank {rank} is beyond the world size {world_size}")
-
-
-def _sizes(field: str, shapes: Sequence[pb.Shape]) -> tuple[tuple[int, ...], ...]:
-    return tuple([_dims(field, shape.dims) for shape in shapes])
-
-
-def _dims(field: str, dims: Iterable[int]) -> tuple[int, ...]:
-    sizes = tuple(dims)
-    if sizes and min(sizes) < 0:
-        raise WireError(field, "range", f"{min(sizes)}: send sizes of 0 or more")
-    return sizes

@@ -9,7 +9,6 @@ recover.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any, Final
 
 import numpy as np
@@ -36,7 +35,7 @@ from frd.wire.columns import (
 )
 from frd.wire.declarations import Declarations
 from frd.wire.encode import KINDS
-from frd.wire.fields import check_most, check_time, enum_member, parse, texts_of
+from frd.wire.fields import check_most, check_time, parse, read
 from frd.wire.memory import MemoryReader
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
@@ -47,7 +46,6 @@ from frd.wire.messages import (
     AgentEvent,
     Goodbye,
     Hello,
-    Part,
     Redirect,
     Refusal,
     Request,
@@ -117,9 +115,12 @@ class Decoder:
             if np.count_nonzero(marks > columns.enqueued):
                 raise WireError(f"watermarks.{name}", "disagree", "is beyond watermarks.enqueued")
         check_time("watermarks.sent_at_ns", m.sent_at_ns)
-        raw_ns = _raw_time("watermarks.sent_raw_ns", m.sent_raw_ns)
+        check_time("watermarks.sent_raw_ns", m.sent_raw_ns)
+        if not m.sent_raw_ns:
+            raise WireError("watermarks.sent_raw_ns", "missing", "0: send the node's raw clock")
         check_most("watermarks.sent_slack_ns", m.sent_slack_ns, MAX_SLACK_NS)
-        return Watermarks(attempt, columns, NodeNs(m.sent_at_ns), raw_ns, m.sent_slack_ns)
+        sent = NodeNs(m.sent_at_ns), NodeRawNs(m.sent_raw_ns), m.sent_slack_ns
+        return Watermarks(attempt, columns, *sent)
 
     def _watermark_rows(
         self, m: pb.WatermarkBatch, attempt: int
@@ -149,14 +150,7 @@ class Decoder:
         if (size := len(m.data)) > PART_BYTES:
             why = f"{size} bytes: send pieces of {PART_BYTES}"
             raise WireError("response.data", "too_large", why)
-        return ResponsePart(
-            request_id=m.request_id,
-            rank_index=m.rank_index,
-            part=enum_member("response.part", Part, m.part),
-            data=m.data,
-            last=m.last,
-            **texts_of("response", m, "source", "error"),
-        )
+        return read(ResponsePart, m, "response")
 
 
 _KINDS: Final[dict[str, Callable[[Decoder, Any], AgentEvent]]] = {
@@ -168,7 +162,7 @@ _KINDS: Final[dict[str, Callable[[Decoder, Any], AgentEvent]]] = {
     "memory_events": lambda decoder, m: decoder._memory.events(m),
     "response": Decoder._response,
     "declare": lambda decoder, m: decoder._known.declare(m),
-    "goodbye": lambda _, m: Goodbye(**texts_of("goodbye", m, "reason")),
+    "goodbye": lambda _, m: read(Goodbye, m, "goodbye"),
 }
 
 
@@ -179,26 +173,12 @@ def _hello(m: pb.Hello) -> Hello:
             "version",
             f"{m.protocol} where this service speaks {PROTOCOL}: install the same release of frd",
         )
-    texts = texts_of(
-        "hello", m, "agent_version", "metrics", required=("node", "boot_id", "session")
-    )
-    check_time("hello.sent_at_ns", m.sent_at_ns)
-    return Hello(
-        protocol=m.protocol,
-        sent_at_ns=NodeNs(m.sent_at_ns),
-        sent_raw_ns=_raw_time("hello.sent_raw_ns", m.sent_raw_ns),
-        **texts,
-    )
+    return read(Hello, m, "hello")
 
 
-def _raw_time(field: str, raw_ns: int) -> NodeRawNs:
-    check_time(field, raw_ns)
-    if not raw_ns:
-        raise WireError(field, "missing", "0: send the node's raw clock")
-    return NodeRawNs(raw_ns)
-
-
-_SERVICE_KINDS: Final = {KINDS[of]: of for of in (Welcome, Resync, Request, Refusal, Redirect)}
+_SERVICE_KINDS: Final[dict[str, Callable[..., ServiceEvent]]] = {
+    KINDS[of]: of for of in (Welcome, Resync, Request, Refusal, Redirect)
+}
 
 
 def decode_service(data: bytes) -> ServiceEvent:
@@ -215,10 +195,4 @@ def decode_service(data: bytes) -> ServiceEvent:
     if kind == "ack":
         rank, revision = read_columns(m, ACK_COLUMNS).values()
         return Ack(dict(zip(rank.tolist(), revision.tolist(), strict=True)))
-    values = {field.name: getattr(m, field.name) for field in fields(_SERVICE_KINDS[kind])}
-    return _SERVICE_KINDS[kind](**{name: _plain(value) for name, value in values.items()})
-
-
-def _plain(value: Any) -> Any:
-    """A field of a message that is not one itself; repeated ones are tuples."""
-    return value if isinstance(value, (int, float, str)) else tuple(value)
+    return read(_SERVICE_KINDS[kind], m, kind)

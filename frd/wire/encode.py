@@ -14,10 +14,6 @@ from frd.model import (
     EntryColumns,
     GroupInfo,
     MemoryColumns,
-    MemoryEvent,
-    RankPhases,
-    RankStatus,
-    SeriesInfo,
 )
 from frd.v1 import stream_pb2 as pb
 from frd.wire.columns import (
@@ -32,7 +28,7 @@ from frd.wire.columns import (
     pack_ranks,
     write_columns,
 )
-from frd.wire.fields import ENUM_NUMBERS, text
+from frd.wire.fields import ENUM_NUMBERS, INLINE, OF_STREAM, text
 from frd.wire.messages import (
     Ack,
     AgentEvent,
@@ -68,8 +64,6 @@ KINDS: Final[dict[type, str]] = {
     Redirect: "redirect",
 }
 """Kinds of messages whose fields are those of the value."""
-_INLINE: Final = ("key", "info", "signature")
-"""Fields of values whose own fields the message holds directly."""
 
 
 def encode_agent(event: AgentEvent) -> bytes:
@@ -81,7 +75,12 @@ def encode_agent(event: AgentEvent) -> bytes:
             m.entries.first_revision = event.first_revision
             write_columns(m.entries, ENTRY_COLUMNS, event)
         case Watermarks():
-            _watermarks(m.watermarks, event)
+            m.watermarks.attempt_index = event.attempt_index
+            for columns in (WATERMARK_ROWS, WATERMARK_COLUMNS, SEEN_COLUMNS):
+                write_columns(m.watermarks, columns, event.columns)
+            m.watermarks.sent_at_ns = event.sent_at_ns
+            m.watermarks.sent_raw_ns = event.sent_raw_ns
+            m.watermarks.sent_slack_ns = event.sent_slack_ns
         case ChannelColumns():
             m.channels.rank_index = event.rank
             m.channels.as_of_ns = event.as_of_ns
@@ -104,15 +103,6 @@ def encode_service(event: ServiceEvent) -> bytes:
     return pb.ServiceMessage(**{KINDS[type(event)]: _fields(event)}).SerializeToString()
 
 
-def _watermarks(m: pb.WatermarkBatch, event: Watermarks) -> None:
-    m.attempt_index = event.attempt_index
-    for columns in (WATERMARK_ROWS, WATERMARK_COLUMNS, SEEN_COLUMNS):
-        write_columns(m, columns, event.columns)
-    m.sent_at_ns = event.sent_at_ns
-    m.sent_raw_ns = event.sent_raw_ns
-    m.sent_slack_ns = event.sent_slack_ns
-
-
 def _fields(value: DataclassInstance) -> dict[str, Any]:
     """The fields of the message of `frd.v1` that has fields of the same names."""
     if isinstance(value, GroupInfo):
@@ -121,11 +111,11 @@ def _fields(value: DataclassInstance) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in _names(type(value)):
         item = getattr(value, name)
-        if name in _INLINE:
+        if name in INLINE:
             found |= _fields(item)
         else:
             found[name] = _plain(item)
-    if isinstance(value, (RankStatus, RankPhases, MemoryEvent, SeriesInfo)):  # stream indexes
+    if isinstance(value, OF_STREAM):
         found["rank_index"] = found.pop("rank")
     return found
 

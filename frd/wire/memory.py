@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from frd.errors import WireError
-from frd.model import MemoryColumns, MemoryEvent, MemoryEventKind, NodeRawNs
+from frd.model import MemoryColumns, MemoryEvent
 from frd.v1 import stream_pb2 as pb
 from frd.wire.columns import SAMPLE_TIMES, SAMPLE_VALUES, SERIES_COLUMNS, read_columns
 from frd.wire.declarations import Declarations
-from frd.wire.fields import check_most, check_time, enum_member, texts_of
+from frd.wire.fields import read
 from frd.wire.messages import MemoryEvents
 
 
@@ -51,16 +51,6 @@ class MemoryReader:
             raise WireError("memory.series", "disagree", "one series twice: send each once")
 
     def events(self, m: pb.MemoryEventBatch) -> MemoryEvents:
-        return MemoryEvents(tuple([self._event(event) for event in m.events]))
-
-    def _event(self, m: pb.MemoryEvent) -> MemoryEvent:
-        self._known.ranks.attempt_of("memory_events.rank_index", m.rank_index)
-        check_time("memory_events.at_ns", m.at_ns)
-        check_most("memory_events.requested_bytes", m.requested_bytes, 2**63 - 1)
-        return MemoryEvent(
-            rank=m.rank_index,
-            kind=enum_member("memory_events.kind", MemoryEventKind, m.kind),
-            at_ns=NodeRawNs(m.at_ns),
-            requested_bytes=m.requested_bytes,
-            **texts_of("memory_events", m, "device", "detail"),
-        )
+        for event in m.events:
+            self._known.ranks.attempt_of("memory_events.rank_index", event.rank_index)
+        return MemoryEvents(tuple([read(MemoryEvent, one, "memory_events") for one in m.events]))

@@ -35,7 +35,7 @@ def written(folder: Path, batches: list[list[Record]], segment_bytes: int) -> No
         folder,
         settings=b"{}",
         preamble=lambda: [Record(RecordKind.OPENED, AlignedNs(0), 1, b"")],
-        now=AlignedNs(0),
+        begun_at=AlignedNs(0),
         limits=JournalLimits(segment_bytes, total_bytes=1_000_000),
     )
     for batch in batches:

@@ -95,12 +95,8 @@ class CurrentState:
         self._by_rank = self._as_of, self._status, self._phases, self._channels
         self._waiting: set[Pair] = set()
         """Pairs with something outstanding."""
-        self._unreadable = Unreadable()
-        self._has_unreadable = False
-        """It was not sent on the stream."""
-        self._leaving: Leaving | None = None
-        self._has_leaving = False
-        """It was not sent on the stream."""
+        self._unreadable: _Latest[None, Unreadable] = _Latest()
+        self._leaving: _Latest[None, Leaving] = _Latest()
 
     # -- changes -------------------------------------------------------------------------------
 
@@ -144,11 +140,11 @@ class CurrentState:
             self._channels.values[channels.rank] = channels
 
     def set_unreadable(self, unreadable: Unreadable) -> None:
-        self._has_unreadable |= unreadable != self._unreadable
-        self._unreadable = unreadable
+        if unreadable.texts or self._unreadable.values:
+            self._unreadable.change(None, unreadable)
 
     def set_leaving(self, leaving: Leaving) -> None:
-        self._leaving, self._has_leaving = leaving, True
+        self._leaving.put(None, leaving)
 
     def forget(self, rank: int) -> None:
         for pair in [pair for pair in self._watermarks.values if pair[0] == rank]:
@@ -166,10 +162,10 @@ class CurrentState:
 
     def rewind(self) -> None:
         """A new stream: everything is unsent."""
-        for table in (self._watermarks, *self._by_rank):
+        if self._unreadable.values == {None: Unreadable()}:
+            self._unreadable.forget(None)  # a new stream assumes so
+        for table in (self._watermarks, self._unreadable, self._leaving, *self._by_rank):
             table.rewind()
-        self._has_unreadable = bool(self._unreadable.texts)
-        self._has_leaving = self._leaving is not None
 
     def next_channels(self) -> ChannelColumns | None:
         for rank in self._channels.take(islice(self._channels.unsent, 1)):
@@ -209,18 +205,17 @@ class CurrentState:
 
     def next_statuses(self) -> Statuses | None:
         ranks = self._status.take(islice(self._status.unsent, _STATUSES_A_MESSAGE))
-        unreadable = self._unreadable if self._has_unreadable else None
-        self._has_unreadable = False
-        if not ranks and unreadable is None:
+        news = self._unreadable.take(self._unreadable.unsent)
+        if not ranks and not news:
             return None
         statuses = tuple(map(self._status.values.__getitem__, ranks))
+        unreadable = self._unreadable.values[None] if news else None
         return Statuses(statuses, unreadable=unreadable)
 
     def next_leaving(self) -> Statuses | None:
-        if not self._has_leaving:
+        if not self._leaving.take(self._leaving.unsent):
             return None
-        self._has_leaving = False
-        return Statuses((), leaving=self._leaving)
+        return Statuses((), leaving=self._leaving.values[None])
 
     def is_sent(self, rank: int) -> bool:
         """The rank's last status was sent on the current stream."""
@@ -235,8 +230,8 @@ class CurrentState:
     @property
     def has_news(self) -> bool:
         """True if something should not wait for the next round of watermarks."""
-        has_other = self._has_unreadable or self._has_leaving
-        return bool(self._status.unsent or self._channels.unsent or has_other)
+        tables = self._status, self._channels, self._unreadable, self._leaving
+        return any(table.unsent for table in tables)
 
     def _columns(self, pairs: list[Pair], seen: list[int]) -> WatermarkColumns:
         watermarks = [self._watermarks.values[pair] for pair in pairs]

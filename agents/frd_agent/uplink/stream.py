@@ -42,7 +42,6 @@ from frd_agent.counters import Counters
 from frd_agent.node_time import raw_now
 from frd_agent.uplink.dispatch import Dispatch
 from frd_agent.uplink.endpoint import Connection, Endpoint, Target, advice, ending
-from frd_agent.uplink.outbox import Outbox
 from frd_agent.uplink.route import PROVEN_S, Backoff, Route
 
 _HANDSHAKE_S: Final = 15.0
@@ -71,7 +70,6 @@ class Stream:
     """None: a stream without rows, of an agent that knows no rank."""
     hello: Callable[[], Hello]
     dispatch: Dispatch
-    outbox: Outbox
     stats: Counters
     on_request: Callable[[Request], None]
     """Must not block; answers come back through `answer`."""
@@ -310,7 +308,7 @@ class Stream:
             self._refusals += 1
         if self._refusals >= _REFUSALS:
             self._refusals = 0
-            dropped = self.outbox.clear()
+            dropped = self.dispatch.outbox.clear()
             self.stats.dropped_rows["refused"] += dropped
             log.warning("%s: refuses a message: %d rows dropped", str(self), dropped)
         return ServiceUnavailable(f"refused: {refusal.message}")
@@ -323,6 +321,6 @@ class Stream:
                 str(self),
                 "connection lost" if self.connected else "not reachable",
                 error,
-                self.outbox.rows,
+                self.dispatch.outbox.rows,
             )
         self._unreachable = True

@@ -172,7 +172,6 @@ class Uplinks:
             job=job,
             hello=self.hello,
             dispatch=dispatch,
-            outbox=outbox,
             stats=self.stats,
             on_request=lambda request: self.on_request(stream, request),
             stamp=clock.stamp,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 from urllib.parse import unquote
 
@@ -54,21 +55,19 @@ class Allowance:
         self._own = 0
 
 
+@dataclass(slots=True, eq=False)
 class Admission:
     """`tokens` is None if no token is required."""
 
-    def __init__(
-        self, tokens: Tokens | None, streams_per_peer: int, objects_per_peer: int = MAX_DECLARED
-    ) -> None:
-        self._tokens = tokens
-        self._streams_per_peer = streams_per_peer
-        self._objects_per_peer = objects_per_peer
-        self._objects: Counter[str] = Counter()
-        self._streams: Counter[str] = Counter()
-        self._peers: Counter[str] = Counter()
-        self.refusals = Refusals()
-        self.connections = 0
-        """Connections that ever had a stream."""
+    tokens: Tokens | None
+    streams_per_peer: int
+    objects_per_peer: int = MAX_DECLARED
+    _objects: Counter[str] = field(default_factory=Counter)
+    _streams: Counter[str] = field(default_factory=Counter)
+    _peers: Counter[str] = field(default_factory=Counter)
+    refusals: Refusals = field(default_factory=Refusals)
+    connections: int = 0
+    """Connections that ever had a stream."""
 
     @contextmanager
     def admitted(self, context: Context) -> Iterator[Grant]:
@@ -100,7 +99,7 @@ class Admission:
 
     def allowance(self, context: Context) -> Allowance:
         """Of a new stream of the peer."""
-        return Allowance(host_of(context.peer()), self._objects, self._objects_per_peer)
+        return Allowance(host_of(context.peer()), self._objects, self.objects_per_peer)
 
     def warn(self, context: Context, reason: str, text: str) -> None:
         """Log that the peer was refused."""
@@ -112,18 +111,18 @@ class Admission:
             await self.refusals.delay()
 
     def _count(self, host: str) -> None:
-        if self._streams[host] >= self._streams_per_peer:
+        if self._streams[host] >= self.streams_per_peer:
             raise WireError(
                 "stream",
                 "limit",
-                f"{host} has {self._streams_per_peer} already: raise limits.streams_per_peer",
+                f"{host} has {self.streams_per_peer} already: raise limits.streams_per_peer",
             )
         self._streams[host] += 1
 
     def _grant(self, context: Context) -> Grant:
         grant: Grant | None = EVERYTHING
-        if self._tokens is not None:
-            grant = self._tokens.grant(_token(context))
+        if self.tokens is not None:
+            grant = self.tokens.grant(_token(context))
         if grant is None or not grant.may(Role.AGENT):
             raise WireError(
                 "authorization", "token", "no token that may stream: set the agent's token_file"

@@ -84,19 +84,11 @@ def _configuration(loaded: _Loaded) -> grpc.ServerCertificateConfiguration:
 def _load(files: TlsFiles) -> _Loaded:
     certificate = read_credential("tls.cert_file", files.cert_file)
     key = read_credential("tls.key_file", files.key_file)
-    assert files.cert_file is not None
     assert certificate is not None
     assert key is not None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        # Without a password, OpenSSL would ask the terminal for that of an encrypted key.
-        context.load_cert_chain(files.cert_file, files.key_file, password="")
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"tls.cert_file: {files.cert_file}: {_why(error)}: give a PEM certificate chain "
-            "whose key is in tls.key_file, unencrypted"
-        ) from None
+    load_chain(context, files)
     client_ca = _authorities("tls.client_ca_file", files.client_ca_file)
     http_client_ca = _authorities("tls.http_client_ca_file", files.http_client_ca_file)
     if http_client_ca is not None:
@@ -105,16 +97,32 @@ def _load(files: TlsFiles) -> _Loaded:
     return _Loaded(certificate, key, client_ca, context)
 
 
+def load_chain(context: ssl.SSLContext, files: TlsFiles) -> None:
+    """
+    Raises:
+        ConfigError: the certificate or its key cannot be used.
+    """
+    assert files.cert_file is not None
+    try:
+        # Without a password, OpenSSL would ask the terminal for that of an encrypted key.
+        context.load_cert_chain(files.cert_file, files.key_file, password="")
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"tls.cert_file: {files.cert_file}: {why(error)}: give a PEM certificate chain "
+            "whose key is in tls.key_file, unencrypted"
+        ) from None
+
+
 def _authorities(key: str, path: Path | None) -> bytes | None:
     pem = read_credential(key, path)
     if pem is not None:
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode())
         except (ValueError, ssl.SSLError) as error:
-            raise ConfigError(f"{key}: {path}: {_why(error)}: give PEM certificates") from None
+            raise ConfigError(f"{key}: {path}: {why(error)}: give PEM certificates") from None
     return pem
 
 
-def _why(error: Exception) -> str:
+def why(error: Exception) -> str:
     """The message of OpenSSL without error codes."""
     return getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)

@@ -178,7 +178,7 @@ class Cell:
 
     def _project(self, status_view: StatusView) -> ServiceState:
         self.streams.keep(frozenset(view.key for view in status_view.attempts))
-        runs, config = self.streams.runs, self._common.config()
+        runs, config = self._shared.runs, self._common.config()
         return ServiceState(
             status_view=status_view,
             nodes=self.streams.nodes.views(status_view.at, config.policy.telemetry_late_s),

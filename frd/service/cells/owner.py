@@ -12,7 +12,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol
 
@@ -64,28 +64,21 @@ class Archive(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class CellOwner:
     """An `Owner`. `restored` gets the open findings of each cell that is taken over."""
 
-    def __init__(
-        self,
-        common: Common,
-        cells: Cells,
-        archive: Archive,
-        lease: Lease,
-        restored: Restored,
-    ) -> None:
-        self._common = common
-        self._cells = cells
-        self._archive = archive
-        self._lease = lease
-        self._restored = restored
-        self._busy: dict[int, CellState] = {}
-        """Cells with a task, and what it does."""
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._dropping: set[asyncio.Task[None]] = set()
-        self.takeovers: Counter[str] = Counter()
-        self.fenced = 0
+    common: Common
+    cells: Cells
+    archive: Archive
+    lease: Lease
+    restored: Restored
+    _busy: dict[int, CellState] = field(default_factory=dict)
+    """Cells with a task, and what it does."""
+    _tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    _dropping: set[asyncio.Task[None]] = field(default_factory=set)
+    takeovers: Counter[str] = field(default_factory=Counter)
+    fenced: int = 0
 
     # -- what the lease decides ------------------------------------------------------------------
 
@@ -98,7 +91,7 @@ class CellOwner:
         self._drop(cell, "another replica has it")
 
     def drain(self, cell: int, successor: str) -> None:
-        if cell in self._cells and cell not in self._busy:
+        if cell in self.cells and cell not in self._busy:
             self._start(cell, CellState.DRAINING, self._hand_over(cell, successor))
 
     # -- what follows ----------------------------------------------------------------------------
@@ -108,18 +101,18 @@ class CellOwner:
         try:
             opened = await self._opened(cell)
         except Fenced:
-            self._lease.give_up(cell)
+            self.lease.give_up(cell)
             return
-        config = self._common.config()
+        config = self.common.config()
         taken = Cell(
-            self._common,
+            self.common,
             opened.log,
             opened.keeper,
             successor=partial(self.successor, cell),
-            one_job=self._cells.is_cluster,
+            one_job=self.cells.is_cluster,
         )
         still_open = [one for one in opened.findings if one.state is FindingState.OPEN]
-        self._restored(still_open)
+        self.restored(still_open)
         try:
             await taken.start(opened.findings, opened.pauses)
         except BaseException:  # cancelled, too: another replica has the cell
@@ -128,15 +121,15 @@ class CellOwner:
         if opened.log.fenced:  # before it was among the cells, where `refused` looks for it
             self.fenced += 1
             self._abandon(taken)
-            self._lease.give_up(cell)
+            self.lease.give_up(cell)
             return
-        if self._common.config() is not config:
-            taken.adopt(self._common.config())
-        self._cells[cell] = taken
-        self._cells.refresh()
-        self._lease.owned(cell)
+        if self.common.config() is not config:
+            taken.adopt(self.common.config())
+        self.cells[cell] = taken
+        self.cells.refresh()
+        self.lease.owned(cell)
         self.takeovers[why] += 1
-        if not self._cells.is_cluster:
+        if not self.cells.is_cluster:
             return
         log.info(
             "cell %d: taken over in %.2f s (%s), with %d open findings",
@@ -145,25 +138,25 @@ class CellOwner:
 
     async def finish(self) -> None:
         """The process ends: evaluate once more, and hand over to the other replicas."""
-        await self._lease.leave()
+        await self.lease.leave()
         taken = [cell for cell, now in self._busy.items() if now is CellState.TAKING_OVER]
         for cell in taken:
             self._tasks[cell].cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         for cell in taken:
-            if cell not in self._cells:
-                self._lease.give_up(cell)
-        is_last = all(replica.name == self._lease.view.me for replica in self._lease.view.replicas)
+            if cell not in self.cells:
+                self.lease.give_up(cell)
+        is_last = all(replica.name == self.lease.view.me for replica in self.lease.view.replicas)
         await asyncio.gather(
             *(
                 cell.finish() if is_last else self._hand_over(number, self._heir(number))
-                for number, cell in list(self._cells.items())
+                for number, cell in list(self.cells.items())
             )
         )
 
     async def close(self) -> None:
         """Write what is left, after `finish` and the end of all streams."""
-        await asyncio.gather(*(cell.close() for cell in self._cells.values()))
+        await asyncio.gather(*(cell.close() for cell in self.cells.values()))
         await asyncio.gather(*self._dropping, return_exceptions=True)
 
     def successor(self, cell: int) -> str:
@@ -172,22 +165,22 @@ class CellOwner:
 
     def _heir(self, cell: int) -> str:
         """The replica that takes the cell when this one has gone; empty: none is known to live."""
-        view = self._lease.view
+        view = self.lease.view
         others = [r.name for r in view.replicas if not (r.is_late or r.is_leaving)]
         others = [name for name in others if name != view.me]
         return preferred(cell, others) if others else ""
 
     def is_open(self, cell: int) -> bool:
         """Streams may come in."""
-        return cell in self._cells and cell not in self._busy
+        return cell in self.cells and cell not in self._busy
 
     def states(self) -> dict[CellState, int]:
         """The number of cells in each state."""
-        view, states = self._lease.view, dict.fromkeys(CellState, 0)
+        view, states = self.lease.view, dict.fromkeys(CellState, 0)
         for cell in range(CELLS):
             owner = view.owners.get(cell)
             if (state := self._busy.get(cell)) is None:
-                if cell in self._cells:
+                if cell in self.cells:
                     state = CellState.OWNED
                 elif owner is None or owner == view.me:
                     state = CellState.UNOWNED
@@ -200,7 +193,7 @@ class CellOwner:
         why = ""
         while True:
             try:
-                return await self._archive.open(cell)
+                return await self.archive.open(cell)
             except (Fenced, StoreError):
                 raise
             except FrdError as error:
@@ -210,39 +203,39 @@ class CellOwner:
             await asyncio.sleep(_AGAIN_S)
 
     async def _hand_over(self, cell: int, successor: str) -> None:
-        if (leaving := self._cells.get(cell)) is None:
+        if (leaving := self.cells.get(cell)) is None:
             return  # it was dropped before this began
         self._busy[cell] = CellState.DRAINING
         try:
             await leaving.finish()
             await leaving.close()
-            if self._cells.get(cell) is not leaving:
+            if self.cells.get(cell) is not leaving:
                 return  # its log has refused this replica meanwhile
             leaving.streams.flush_acks()
-            self._cells.drop(cell)
-            await self._lease.release(cell)
+            self.cells.drop(cell)
+            await self.lease.release(cell)
         finally:
             self._busy.pop(cell, None)
         leaving.streams.leave(_MOVED, self._address(successor))
-        self._cells.refresh()
+        self.cells.refresh()
 
     def _address(self, name: str) -> str:
         """Where agents reach another replica; empty: it is not known to live."""
-        replica = self._lease.view.replica(name)
-        return replica.grpc if replica is not None and name != self._lease.view.me else ""
+        replica = self.lease.view.replica(name)
+        return replica.grpc if replica is not None and name != self.lease.view.me else ""
 
     def _drop(self, cell: int, why: str, address: str | None = None) -> bool:
         """Nothing of it is shown, stored or acknowledged any more; its agents go to `address`, by
         default that of its owner. False: it is not here."""
-        if cell not in self._cells:
+        if cell not in self.cells:
             return False
         log.warning("cell %d: %s: dropped", cell, why)
-        dropped = self._cells.drop(cell)
+        dropped = self.cells.drop(cell)
         self._abandon(dropped)
         if address is None:
-            address = self._address(self._lease.view.owners.get(cell, ""))
+            address = self._address(self.lease.view.owners.get(cell, ""))
         dropped.streams.leave(_MOVED, address)
-        self._cells.refresh()
+        self.cells.refresh()
         return True
 
     def _abandon(self, dropped: Cell) -> None:
@@ -255,13 +248,13 @@ class CellOwner:
         """The log of the cell says that another replica has taken it."""
         if self._drop(cell, "its log refused this replica"):
             self.fenced += 1
-            self._lease.give_up(cell)
+            self.lease.give_up(cell)
 
     def taken(self, cell: int, address: str) -> None:
         """Another replica says that it has the cell, while NATS does not answer this one. `address`
         is that replica's, for agents."""
         if self._drop(cell, f"{address} has it, and NATS does not answer here", address):
-            self._lease.give_up(cell)
+            self.lease.give_up(cell)
 
     def _start(self, cell: int, state: CellState, work: Coroutine[None, None, None]) -> None:
         self._busy[cell] = state
@@ -274,7 +267,7 @@ class CellOwner:
             self._busy.pop(cell, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("cell %d: %s", cell, error, exc_info=error)
-            self._lease.give_up(cell)
+            self.lease.give_up(cell)
 
 
 async def _nothing() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -60,7 +61,10 @@ async def hold_replica(
     Raises:
         ClusterError: the cluster cannot be used: names the key and what to do.
     """
-    cluster = await _connected(common.config(), grpc, http)
+    from frd.cluster.nats import connect  # noqa: PLC0415  NATS is an extra
+
+    config = common.config()
+    cluster = await connect(config.cluster, config.member, grpc, http, __version__)
     archive = SharedArchive(cluster, common.config, store, common.now)
     owner = CellOwner(common, cells, archive, cluster.lease, restored)
     archive.refused = owner.refused
@@ -94,36 +98,24 @@ async def hold_replica(
     return Holding(cluster.lease, owner, homes, state, close)
 
 
-async def _connected(config: Config, grpc: str, http: str) -> Cluster:
-    from frd.cluster.nats import connect  # noqa: PLC0415  NATS is an extra
-
-    return await connect(config.cluster, config.member, grpc, http, __version__)
-
-
+@dataclass(slots=True, eq=False)
 class SharedArchive:
     """An `Archive` in the logs of the cluster."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        config: Callable[[], Config],
-        store: FindingStore,
-        now: RealTime,
-    ) -> None:
-        self._cluster = cluster
-        self._config = config
-        self._store = store
-        self._now = now
-        self._budget = Budget()
-        self.refused: Callable[[int], None] = lambda cell: None
-        """Called when the log of a cell refuses this replica."""
+    cluster: Cluster
+    config: Callable[[], Config]
+    store: FindingStore
+    now: RealTime
+    _budget: Budget = field(default_factory=Budget)
+    refused: Callable[[int], None] = lambda cell: None
+    """Called when the log of a cell refuses this replica."""
 
     async def open(self, cell: int) -> Opened:
-        fenced = self._cluster.log(cell)
-        await fenced.take(self._config().member)
+        fenced = self.cluster.log(cell)
+        await fenced.take(self.config().member)
         warn = partial(log.warning, "cell %d: %s", cell)
         left = await self._left(cell, fenced, warn)
-        ahead_ns = max(0, left.last_at - self._now.utc())
+        ahead_ns = max(0, left.last_at - self.now.utc())
         if ahead_ns > _AHEAD_NS:
             log.error(
                 "cell %d: its log ends %.0f s ahead of this machine's clock: "
@@ -141,25 +133,25 @@ class SharedArchive:
         # The last owner had no time for these, or what is shared could not be read.
         unshared = [one for id_, one in logged.items() if shared.get(id_) != one]
         closed = [finding for finding in unshared if finding.state is FindingState.CLOSED]
-        config = self._config()  # the one with which the cell begins
+        config = self.config()  # the one with which the cell begins
         replicated = ReplicatedLog(
             Appender(cell, fenced, config.member),
-            settings=settings_of(config, self._now.ahead_ns),
-            now=self._now(),
+            settings=settings_of(config, self.now.ahead_ns),
+            now=self.now(),
             limits=limits_of(config),
             budget=self._budget,
-            findings=KeptFindings(self._now(), findings, closed),
+            findings=KeptFindings(self.now(), findings, closed),
             learned=encode_pauses(left.pauses),
             on_fenced=partial(self.refused, cell),
         )
         keeper = SharedKeeper(
             cell,
             replicated,
-            self._cluster.findings,
+            self.cluster.findings,
             {one.id: one.revision for one in stored},
             unshared,
-            self._store,
-            self._now,
+            self.store,
+            self.now,
         )
         return Opened(replicated, keeper, findings, left.pauses)
 
@@ -177,7 +169,7 @@ class SharedArchive:
         who learns missing revisions from the conflict of its first write (`SharedKeeper`)."""
         try:
             async with asyncio.timeout(_STORED_WITHIN_S):
-                return await self._cluster.findings.of_cell(cell)
+                return await self.cluster.findings.of_cell(cell)
         except TimeoutError:
             why = f"no answer within {_STORED_WITHIN_S:g} s"
         except RegistryUnavailable as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Final
 
 import grpc
@@ -90,34 +90,29 @@ class Pings:
         """
         key = await self._introduce(context)
         clock = await self._find(key)
-        with clock.pinging() as counts:
-            await self._answer(context, key, clock, counts)
-
-    async def _answer(
-        self, context: Context, key: SessionKey, clock: AgentClock, counts: Callable[[], bool]
-    ) -> None:
         answered = AnsweredPings()
         bucket = TokenBucket(_A_SECOND, BURST)
-        while isinstance(data := await context.read(), bytes):
-            received = raw_now()
-            ping = decode_clock(data)
-            if isinstance(ping, ClockHello):
-                raise WireError("clock.number", "order", "it is 0 again: open a new stream")
-            answered.check(ping)
-            if self._clocks.find(key) is not clock:
-                # Rows and pings of an agent end in any order, also after a handover.
-                context.set_code(grpc.StatusCode.ABORTED)
-                context.set_details("clock: its stream of rows is gone: open that one first")
-                return
-            if wait_s := bucket.take(1, received / 1e9):
-                self._clocks.refused[Refusal.FLOOD.value] += 1
-                await asyncio.sleep(wait_s)
-            pong = encode_pong(ping.number, pause_s(self._streams))
-            sent = raw_now()
-            await context.write(pong)
-            exchange = answered.end(ping)
-            answered.begin(ping, received, sent)
-            self._clocks.learn(clock, ping.readings, exchange if counts() else None)
+        with clock.pinging() as counts:
+            while isinstance(data := await context.read(), bytes):
+                received = raw_now()
+                ping = decode_clock(data)
+                if isinstance(ping, ClockHello):
+                    raise WireError("clock.number", "order", "it is 0 again: open a new stream")
+                answered.check(ping)
+                if self._clocks.find(key) is not clock:
+                    # Rows and pings of an agent end in any order, also after a handover.
+                    context.set_code(grpc.StatusCode.ABORTED)
+                    context.set_details("clock: its stream of rows is gone: open that one first")
+                    return
+                if wait_s := bucket.take(1, received / 1e9):
+                    self._clocks.refused[Refusal.FLOOD.value] += 1
+                    await asyncio.sleep(wait_s)
+                pong = encode_pong(ping.number, pause_s(self._streams))
+                sent = raw_now()
+                await context.write(pong)
+                exchange = answered.end(ping)
+                answered.begin(ping, received, sent)
+                self._clocks.learn(clock, ping.readings, exchange if counts() else None)
 
     async def _introduce(self, context: Context) -> SessionKey:
         try:

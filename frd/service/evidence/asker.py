@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeAlias, assert_never
 
@@ -40,31 +41,25 @@ _Turn: TypeAlias = tuple[str, QuestionKind]
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class Asker:
-    def __init__(
-        self,
-        inquiries: Inquiries,
-        dumper: Dumper,
-        take: Callable[[Answer], None],
-        *,
-        keep_dumps: bool,
-        now: Callable[[], AlignedNs],
-    ) -> None:
-        """`take` gets each answer when it comes."""
-        self._inquiries = inquiries
-        self._dumper = dumper
-        self._take = take
-        self._now = now
-        self.keep_dumps = keep_dumps
-        self._turns: dict[_Turn, tuple[asyncio.Semaphore, set[asyncio.Task[None]]]] = {}
-        """Questions under way, so that no job delays the questions about others."""
-        self.refused: Counter[str] = Counter({WAIT_REPORT: 0, RAS_REPORT: 0})
-        """Reports that could not be read, by reason."""
+    inquiries: Inquiries
+    dumper: Dumper
+    take: Callable[[Answer], None]
+    """Gets each answer when it comes."""
+    keep_dumps: bool
+    now: Callable[[], AlignedNs]
+    _turns: dict[_Turn, tuple[asyncio.Semaphore, set[asyncio.Task[None]]]] = field(
+        default_factory=dict
+    )
+    """Questions under way, so that no job delays the questions about others."""
+    refused: Counter[str] = field(default_factory=lambda: Counter({WAIT_REPORT: 0, RAS_REPORT: 0}))
+    """Reports that could not be read, by reason."""
 
     def ask(self, questions: Iterable[Question]) -> None:
         """Does not block."""
         for question in questions:
-            kind, asking = question.rule.kind, _Asking(question, self._take, self._now)
+            kind, asking = question.rule.kind, _Asking(question, self.take, self.now)
             turn = question.attempt.job, kind
             slots, tasks = self._turns.setdefault(turn, (asyncio.Semaphore(AT_ONCE[kind]), set()))
             if len(tasks) >= _MAX_WAITING:
@@ -93,7 +88,7 @@ class Asker:
         kind = asking.question.rule.kind
         try:
             async with slots:
-                asking.asked_at = self._now()
+                asking.asked_at = self.now()
                 await self._respond(kind, asking)
         except FrdError as error:
             asking.refuse(str(error))
@@ -120,7 +115,7 @@ class Asker:
     async def _dump(self, asking: _Asking) -> None:
         of = asking.question
         try:
-            taken = await self._dumper.take(
+            taken = await self.dumper.take(
                 *(of.attempt, of.ranks),
                 stacks=True,
                 timeout_s=of.rule.within_s,
@@ -145,7 +140,7 @@ class Asker:
     ) -> AsyncIterator[tuple[int, bytes]]:
         """Of the ranks that have the part, as they come."""
         of = asking.question
-        asked = self._inquiries.ask(of.attempt, ranks, timeout_s=of.rule.within_s, **parts)
+        asked = self.inquiries.ask(of.attempt, ranks, timeout_s=of.rule.within_s, **parts)
         async with aclosing(asked) as answers:
             async for pieces in answers:
                 for one in pieces:
@@ -159,7 +154,7 @@ class Asker:
         of = asking.question
         members, pids = [rank for rank, _ in of.members], dict(of.members)
         asking.why = "no agent of ranks that use NCCL is connected"
-        for rank in self._inquiries.one_by_agent(of.attempt, of.ranks, MAX_AGENTS):
+        for rank in self.inquiries.one_by_agent(of.attempt, of.ranks, MAX_AGENTS):
             said = None
             try:
                 async for _, data in self._answers(asking, [rank], ras=True):

@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from frd.errors import StoreError
@@ -26,24 +27,16 @@ from frd.wire.messages import Part
 OnStack = Callable[[int, str], None]
 
 
+@dataclass(eq=False)
 class Dumper:
-    def __init__(
-        self,
-        inquiries: Inquiries,
-        streams: Streams,
-        store: DumpStore,
-        now: RealTime,
-        *,
-        stall_after_s: Callable[[], float],
-    ) -> None:
-        """`stall_after_s`: the stall threshold, which goes into every dump for its analysis."""
-        self._inquiries = inquiries
-        self._streams = streams
-        self._store = store
-        self._now = now
-        self._stall_after_s = stall_after_s
-        self.store_errors = 0
-        """Dumps that could not be stored."""
+    inquiries: Inquiries
+    streams: Streams
+    store: DumpStore
+    now: RealTime
+    stall_after_s: Callable[[], float]
+    """The stall threshold, which goes into every dump for its analysis."""
+    store_errors: int = 0
+    """Dumps that could not be stored."""
 
     async def take(
         self,
@@ -63,7 +56,7 @@ class Dumper:
             ServiceUnavailable: no agent of the attempt is connected.
             StoreError: the dump cannot be stored.
         """
-        asking = self._inquiries.ask(
+        asking = self.inquiries.ask(
             *(key, ranks),
             dump=True,
             stacks=stacks,
@@ -82,13 +75,13 @@ class Dumper:
         async with aclosing(asking) as asked:
             # The first answers show that an agent is connected.
             answers = await anext(asked)
-            writer = await asyncio.to_thread(self._store.create, key, self._now.utc())
+            writer = await asyncio.to_thread(self.store.create, key, self.now.utc())
             try:
                 await asyncio.to_thread(_store, writer, parts.take(answers))
                 async for answers in asked:
                     await asyncio.to_thread(_store, writer, parts.take(answers))
                 await asyncio.to_thread(_store, writer, self._identities(key, parts))
-                summary = {"stall_after_s": self._stall_after_s(), **parts.summary()}
+                summary = {"stall_after_s": self.stall_after_s(), **parts.summary()}
                 dump_id = await asyncio.to_thread(writer.finish, summary)
             except BaseException:
                 writer.abandon()
@@ -98,14 +91,14 @@ class Dumper:
     def _identities(self, key: AttemptKey, parts: _Parts) -> list[Piece]:
         answers = []
         for rank in parts.known():
-            clock = self._streams.clock(key, rank)
+            clock = self.streams.clock(key, rank)
             identity = {
                 "job": key.job,
                 "attempt": key.attempt,
                 "rank": rank,
                 **parts.identity(rank),
                 "source": parts.sources.get(rank, ""),
-                **({} if clock is None else clock_json(clock.view(self._now()))),
+                **({} if clock is None else clock_json(clock.view(self.now()))),
             }
             text = json.dumps(identity, indent=1).encode("ascii")
             answers.append(Piece(rank, Part.IDENTITY, text))

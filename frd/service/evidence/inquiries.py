@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -173,8 +174,8 @@ class Inquiries:
         Raises:
             ServiceUnavailable: no agent of the attempt is connected, or too many are open.
         """
-        wanted = sorted(self._streams.revisions.ranks(key) if ranks is None else set(ranks))
-        owners = {rank: self._streams.owners.of(key, rank) for rank in wanted}
+        wanted = sorted(self._streams.shared.revisions.ranks(key) if ranks is None else set(ranks))
+        owners = {rank: self._streams.shared.owners.of(key, rank) for rank in wanted}
         if not any(owners.values()):
             raise ServiceUnavailable(
                 f"job {key.job!r} attempt {key.attempt}: no agent of these ranks is connected: "
@@ -189,20 +190,15 @@ class Inquiries:
         targets = [Target(r, owner[0].stream, owner[1]) for r, owner in owners.items() if owner]
         inquiry = Inquiry(next(self._request_ids), targets, parts, key.job)
         self._inquiries[inquiry.request_id] = inquiry
+        by_stream = defaultdict[int, list[Target]](list)
+        for target in targets:
+            by_stream[target.stream].append(target)
         try:
-            for stream_id, asked in _by_stream(targets).items():
+            for stream_id, asked in by_stream.items():
                 of = [t for t in asked if stacks and (children_of is None or t.rank in children_of)]
-                request = Request(
-                    inquiry.request_id,
-                    tuple(target.index for target in asked),
-                    dump,
-                    stacks,
-                    timeout_s,
-                    tuple(target.index for target in of),
-                    waits,
-                    ras,
-                )
-                self._streams[stream_id].send(request)
+                indexes, below = (tuple(target.index for target in some) for some in (asked, of))
+                about = inquiry.request_id, indexes, dump, stacks, timeout_s, below, waits, ras
+                self._streams[stream_id].send(Request(*about))
             cut_off = [rank for rank, owner in owners.items() if owner is None]
             error = "its agent is not connected"
             yield [Piece(rank, part, error=error) for rank in cut_off for part in parts]
@@ -218,7 +214,7 @@ class Inquiries:
         for rank in ranks:
             if len(found) >= most:
                 break
-            if (owner := self._streams.owners.of(key, rank)) is not None:
+            if (owner := self._streams.shared.owners.of(key, rank)) is not None:
                 found.setdefault(owner[0].stream, rank)
         return list(found.values())
 
@@ -231,10 +227,3 @@ class Inquiries:
         """The stream has ended: what it was asked stays unanswered."""
         for inquiry in self._inquiries.values():
             inquiry.fail("the agent's stream ended", stream)
-
-
-def _by_stream(targets: Sequence[Target]) -> dict[int, list[Target]]:
-    streams: dict[int, list[Target]] = {}
-    for target in targets:
-        streams.setdefault(target.stream, []).append(target)
-    return streams

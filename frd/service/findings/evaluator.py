@@ -14,7 +14,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from frd.engine.evidence.answers import Answer
@@ -44,68 +44,59 @@ SAVE_WITHIN_S: Final = 3.0
 """How long an alert waits for the disk."""
 CHANGE_WITHIN_S: Final = 10.0
 """How long what a person says of a finding may take: an evaluation, and the disk."""
+_NOTHING: Final = ServiceState(StatusView(AlignedNs(0), (), ()))
 
 _T = TypeVar("_T")
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Evaluator:
     """`project` turns a status view into the published state; `publish` gets changes of findings.
     `settle` is called before each evaluation with its time, as in a replay. While `is_idle`,
     evaluations are rare, and publication of what has not changed rarer; call `wake` when that
     ends."""
 
-    def __init__(
-        self,
-        shared: Shared,
-        keeper: Keeper,
-        journal: Log,
-        *,
-        now: Callable[[], AlignedNs],
-        project: Callable[[StatusView], ServiceState],
-        publish: Callable[[Sequence[FindingEvent]], None],
-        settle: Callable[[AlignedNs], None] = lambda now: None,
-        is_idle: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.state = ServiceState(StatusView(AlignedNs(0), (), ()))
-        self.opened: Counter[tuple[str, Kind]] = Counter()
-        self.corrected = 0
-        """Changes of open findings that name a rank no more."""
-        self.store_errors = 0
-        self._engine = shared.engine
-        self._shared = shared
-        self._keeper = keeper
-        self._journal = journal
-        self._now = now
-        self._project = project
-        self._publish = publish
-        self.prepare: Callable[[Sequence[FindingEvent]], None] = lambda events: None
-        """Gets the same changes as `publish`, before they are stored."""
-        self.ask: Callable[[Sequence[Question]], None] = lambda questions: None
-        """Gets what ranks are to be asked, once the findings are published."""
-        self.asking: frozenset[str] = frozenset()
-        """Of the findings that are published; see `Outcome`."""
-        self._owed: list[Question] = []
-        """Questions that are not asked yet."""
-        self._settle = settle
-        self._is_idle = is_idle
-        self.is_slow = False
-        """The next evaluation may be up to `IDLE_TICK_S` away."""
-        self._dismissals: list[tuple[Dismissal, asyncio.Future[Finding | None]]] = []
-        """Dismissals that are not applied yet, each with the future that its caller awaits."""
-        self.people = People(Silences())
-        self._marked: list[tuple[Finding, asyncio.Future[Finding]]] = []
-        """Findings of which people have said something that is not published yet; the same."""
-        self._unsaved: dict[str, FindingEvent] = {}
-        """The last change of each finding that is not stored yet, by id."""
-        self._unsaved_pauses: dict[str, JobPauses] = {}
-        """Learned pauses that are not stored yet, by job."""
-        self._saving: asyncio.Task[None] | None = None
-        self._wake = asyncio.Event()
-        self._stopping = False
-        self._is_abandoned = False
-        self._faults = Faults()
+    shared: Shared
+    keeper: Keeper
+    journal: Log
+    now: Callable[[], AlignedNs]
+    project: Callable[[StatusView], ServiceState]
+    publish: Callable[[Sequence[FindingEvent]], None]
+    settle: Callable[[AlignedNs], None] = lambda now: None
+    is_idle: Callable[[], bool] = lambda: False
+    state: ServiceState = _NOTHING
+    opened: Counter[tuple[str, Kind]] = field(default_factory=Counter)
+    corrected: int = 0
+    """Changes of open findings that name a rank no more."""
+    store_errors: int = 0
+    prepare: Callable[[Sequence[FindingEvent]], None] = lambda events: None
+    """Gets the same changes as `publish`, before they are stored."""
+    ask: Callable[[Sequence[Question]], None] = lambda questions: None
+    """Gets what ranks are to be asked, once the findings are published."""
+    asking: frozenset[str] = frozenset()
+    """Of the findings that are published; see `Outcome`."""
+    _owed: list[Question] = field(default_factory=list)
+    """Questions that are not asked yet."""
+    is_slow: bool = False
+    """The next evaluation may be up to `IDLE_TICK_S` away."""
+    _dismissals: list[tuple[Dismissal, asyncio.Future[Finding | None]]] = field(
+        default_factory=list
+    )
+    """Dismissals that are not applied yet, each with the future that its caller awaits."""
+    people: People = field(default_factory=lambda: People(Silences()))
+    _marked: list[tuple[Finding, asyncio.Future[Finding]]] = field(default_factory=list)
+    """Findings of which people have said something that is not published yet; the same."""
+    _unsaved: dict[str, FindingEvent] = field(default_factory=dict)
+    """The last change of each finding that is not stored yet, by id."""
+    _unsaved_pauses: dict[str, JobPauses] = field(default_factory=dict)
+    """Learned pauses that are not stored yet, by job."""
+    _saving: asyncio.Task[None] | None = None
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _stopping: bool = False
+    _is_abandoned: bool = False
+    _faults: Faults = field(default_factory=Faults)
 
     def kept_back(self) -> list[Finding]:
         """Findings that are published but not stored. Any thread may call this."""
@@ -115,9 +106,9 @@ class Evaluator:
 
     def answer(self, answer: Answer) -> None:
         """A rank has answered; the journal holds what a replay decides by."""
-        now = self._now()
-        if (kept := self._engine.answer(answer, now)) is not None:
-            self._journal.record(RecordKind.ANSWERED, now, payload=encode_payload(kept))
+        now = self.now()
+        if (kept := self.shared.engine.answer(answer, now)) is not None:
+            self.journal.record(RecordKind.ANSWERED, now, payload=encode_payload(kept))
             if answer.finding:
                 self._wake.set()
 
@@ -155,18 +146,18 @@ class Evaluator:
 
     def take_up(self, findings: Sequence[Finding], pauses: Sequence[JobPauses]) -> None:
         """Go on with the open findings and the learned pauses of an earlier process."""
-        now = self._now()
-        self._engine.restore(findings, now)
+        now = self.now()
+        self.shared.engine.restore(findings, now)
         self.people.take_up(findings)
-        self._engine.learned.recall(pauses)
-        if self._engine.learned.all():
+        self.shared.engine.learned.recall(pauses)
+        if self.shared.engine.learned.all():
             self._record_pauses(now)
 
     async def run(self) -> None:
         """Evaluate until `stop`. A fault of the engine is logged, shows as staleness, and does
         not end the service: streams, dumps and earlier findings still work."""
         while not self._stopping:
-            self.is_slow = self._is_idle()
+            self.is_slow = self.is_idle()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(IDLE_TICK_S if self.is_slow else TICK_S):
                     await self._wake.wait()
@@ -194,32 +185,32 @@ class Evaluator:
     async def evaluate(self) -> None:
         if self._is_abandoned:
             return
-        now = self._now()
+        now = self.now()
         dismissals, self._dismissals = self._dismissals, []
         marked: Sequence[tuple[Finding, asyncio.Future[Finding]]] = ()
         dismissed = [(done, self._dismiss(dismissal, now)) for dismissal, done in dismissals]
         events = [event for _, closing in dismissed for event in closing]
-        self._settle(now)
-        self._shared.flush()
-        outcome = self._engine.advance(now)
+        self.settle(now)
+        self.shared.flush()
+        outcome = self.shared.engine.advance(now)
         events += outcome.events
         self._owed += outcome.questions
-        self._journal.keep_dismissed(self._engine.dismissed, now)
-        self._journal.tick(now)
-        if learned := self._engine.learned.take_news():
+        self.journal.keep_dismissed(self.shared.engine.dismissed, now)
+        self.journal.tick(now)
+        if learned := self.shared.engine.learned.take_news():
             self._unsaved_pauses |= {one.job: one for one in learned}
             self._record_pauses(now)
-        faults = self._engine.faults  # the view may add some
-        if (fault := self._shared.watermarks.take_fault()) is not None:
+        faults = self.shared.engine.faults  # the view may add some
+        if (fault := self.shared.watermarks.take_fault()) is not None:
             faults.append(fault)
-        every_s = IDLE_PUBLISH_EVERY_S if self._is_idle() else PUBLISH_EVERY_S
+        every_s = IDLE_PUBLISH_EVERY_S if self.is_idle() else PUBLISH_EVERY_S
         changes = events or learned or self._marked
         if not changes and now - self.state.status_view.at < every_s * 1e9:
             state = self.state
         else:
             await asyncio.sleep(0)  # with 98,304 ranks either half takes a tenth of a second
-            people, utc = self.people, AlignedNs(now + self._engine.utc_ahead_ns)
-            status_view = people.view(self._engine.status_view(now), utc)
+            people, utc = self.people, AlignedNs(now + self.shared.engine.utc_ahead_ns)
+            status_view = people.view(self.shared.engine.status_view(now), utc)
             events = [FindingEvent(one.change, people.said(one.finding, utc)) for one in events]
             events += people.news(status_view, events)
             marked = self._take_marked(status_view, utc)
@@ -230,11 +221,11 @@ class Evaluator:
             if self._is_abandoned:
                 return
             self._count(events)
-            state = self._project(status_view)
+            state = self.project(status_view)
             people.published(status_view)
         self.state = replace(state, evaluated_at=self.state.evaluated_at if faults else now)
         self.asking = outcome.asking
-        self._publish(events)
+        self.publish(events)
         owed, self._owed = self._owed, []
         self.ask(owed)
         closed = {event.finding.id: event.finding for event in events}
@@ -246,10 +237,10 @@ class Evaluator:
             raise faults[0]
 
     def _dismiss(self, dismissal: Dismissal, now: AlignedNs) -> list[FindingEvent]:
-        closing = self._engine.dismiss(dismissal.finding, now, dismissal.close_reason)
+        closing = self.shared.engine.dismiss(dismissal.finding, now, dismissal.close_reason)
         if closing:
             payload = encode_payload(dismissal)
-            self._journal.record(RecordKind.DISMISSED, now, payload=payload)
+            self.journal.record(RecordKind.DISMISSED, now, payload=payload)
         return closing
 
     def _take_marked(
@@ -272,8 +263,8 @@ class Evaluator:
                 waiting.set_result(finding)
 
     def _record_pauses(self, now: AlignedNs) -> None:
-        pauses = encode_pauses(self._engine.learned.all())
-        self._journal.record(RecordKind.LEARNED, now, payload=pauses)
+        pauses = encode_pauses(self.shared.engine.learned.all())
+        self.journal.record(RecordKind.LEARNED, now, payload=pauses)
 
     async def _save(self, events: Sequence[FindingEvent]) -> None:
         for event in events:
@@ -289,13 +280,13 @@ class Evaluator:
             self._saving = asyncio.create_task(saving)
             await asyncio.wait({self._saving}, timeout=SAVE_WITHIN_S)
             if not self._saving.done():
-                self._log_store_error(f"{self._keeper.name}: no answer within {SAVE_WITHIN_S:g} s")
+                self._log_store_error(f"{self.keeper.name}: no answer within {SAVE_WITHIN_S:g} s")
 
     async def _store_all(
         self, unsaved: Mapping[str, FindingEvent], pauses: Mapping[str, JobPauses]
     ) -> None:
         try:
-            await self._keeper.save(list(unsaved.values()), list(pauses.values()))
+            await self.keeper.save(list(unsaved.values()), list(pauses.values()))
         except Exception as error:  # any error: it must not hold a finding back
             self._log_store_error(str(error) or repr(error))
             return

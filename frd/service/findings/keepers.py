@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import Final, Protocol
 
 from frd.cluster.cluster import FindingStore as SharedFindings
@@ -62,34 +63,32 @@ class LocalKeeper(Keeper):
         await asyncio.to_thread(self._store.save_pauses, pauses)
 
 
+@dataclass(slots=True, eq=False)
 class SharedKeeper:
     """In the log of a cell. From there, without anyone waiting for it, in the cluster's store of
     findings, which all replicas copy, and in the local copy. Pauses are in the log already: the
     evaluator records them."""
 
-    def __init__(
-        self,
-        cell: int,
-        log: ReplicatedLog,
-        shared: SharedFindings,
-        revisions: dict[str, int],
-        unshared: Sequence[Finding],
-        store: FindingStore,
-        now: Callable[[], AlignedNs],
-    ) -> None:
-        """`revisions` are those of the cell's findings in `shared`, and `unshared` are findings of
-        the log that it does not have as they are; `store` is the local copy."""
-        self.name = f"log of cell {cell}"
-        self._cell = cell
-        self._log = log
-        self._shared = shared
-        self._revisions = revisions
-        self._store = store
-        self._now = now
-        self._saving = asyncio.Lock()
-        """So that the log has the versions of a finding in their order."""
-        self._to_share = Outbox(f"cell {cell}: shared findings", self._share)
-        self._to_copy = Outbox(f"cell {cell}: findings database", self._copy)
+    cell: int
+    log: ReplicatedLog
+    shared: SharedFindings
+    revisions: dict[str, int]
+    """Of the cell's findings in `shared`."""
+    unshared: InitVar[Sequence[Finding]]
+    """Findings of the log that it does not have as they are."""
+    store: FindingStore
+    """The local copy."""
+    now: Callable[[], AlignedNs]
+    name: str = field(init=False)
+    _saving: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """So that the log has the versions of a finding in their order."""
+    _to_share: Outbox = field(init=False)
+    _to_copy: Outbox = field(init=False)
+
+    def __post_init__(self, unshared: Sequence[Finding]) -> None:
+        self.name = f"log of cell {self.cell}"
+        self._to_share = Outbox(f"cell {self.cell}: shared findings", self._share)
+        self._to_copy = Outbox(f"cell {self.cell}: findings database", self._copy)
         self._pass_on(unshared)
 
     @property
@@ -101,7 +100,7 @@ class SharedKeeper:
             return
         findings = [event.finding for event in events]
         async with self._saving:
-            await self._log.save(findings, self._now())
+            await self.log.save(findings, self.now())
             self._pass_on(findings)
 
     async def close(self) -> None:
@@ -118,24 +117,24 @@ class SharedKeeper:
     async def _share(self, finding: Finding) -> None:
         data = encode_finding(finding)
         while True:
-            revision = self._revisions.get(finding.id, 0)
+            revision = self.revisions.get(finding.id, 0)
             try:
-                stored = await self._shared.put(self._cell, finding.id, data, revision)
+                stored = await self.shared.put(self.cell, finding.id, data, revision)
             except Conflict:
                 # A former owner was late, or there is a newer one: only the log knows which.
                 async with self._saving:
-                    await self._log.save([self._to_share.newest(finding)], self._now())
-                known = await self._shared.of_cell(self._cell)
-                self._revisions = {one.id: one.revision for one in known}
+                    await self.log.save([self._to_share.newest(finding)], self.now())
+                known = await self.shared.of_cell(self.cell)
+                self.revisions = {one.id: one.revision for one in known}
             else:
-                self._revisions[finding.id] = stored
+                self.revisions[finding.id] = stored
                 if finding.state is FindingState.CLOSED:
-                    self._log.shared(finding)
+                    self.log.shared(finding)
                 return
 
     async def _copy(self, finding: Finding) -> None:
         event = FindingEvent(Change.UPDATED, finding)
-        await asyncio.to_thread(self._store.save, [event])
+        await asyncio.to_thread(self.store.save, [event])
 
 
 class Outbox:

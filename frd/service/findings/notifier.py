@@ -20,7 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import Final
 
 from frd.config import NotifyEvent, NotifyTarget
@@ -54,6 +54,7 @@ class _Ready:
     is_published: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class Notifier:
     """All targets. `url` says where people open the service, once it listens.
 
@@ -63,33 +64,28 @@ class Notifier:
         ConfigError: from the constructor and from `adopt`, when a file cannot be used.
     """
 
-    def __init__(
-        self,
-        targets: Sequence[NotifyTarget],
-        url: Callable[[], str],
-        *,
-        has_pages: bool = True,
-        first_pause_s: float = _FIRST_PAUSE_S,
-        now: Callable[[], AlignedNs] = lambda: AlignedNs(time.time_ns()),
-    ) -> None:
-        self._results: Counter[tuple[str, Result]] = Counter()
-        """By name of the target."""
-        self._url = url
-        self._has_pages = has_pages
-        self._first_pause_s = first_pause_s
-        self._now = now
-        self.is_asking: Callable[[Finding], bool] = lambda finding: False
-        """A rank that was asked about this finding has not answered: a message waits for it, at
-        most for `HOLD_S`, and then has the newest version of the finding."""
-        self._known: dict[str, Notified] = {}
-        """By id of the open finding."""
-        self._recalled: dict[str, Notified] = {}
-        """The same of an earlier process."""
-        self._is_closed = False
-        self._ready: dict[str, _Ready] = {}
-        """By id of the finding."""
-        self._owed: dict[tuple[str, str], Owed] = {}
-        """By target and key. All threads use it, in single steps."""
+    targets: InitVar[Sequence[NotifyTarget]]
+    url: Callable[[], str]
+    has_pages: bool = True
+    first_pause_s: float = _FIRST_PAUSE_S
+    now: Callable[[], AlignedNs] = lambda: AlignedNs(time.time_ns())
+    _results: Counter[tuple[str, Result]] = field(default_factory=Counter)
+    """By name of the target."""
+    is_asking: Callable[[Finding], bool] = lambda finding: False
+    """A rank that was asked about this finding has not answered: a message waits for it, at
+    most for `HOLD_S`, and then has the newest version of the finding."""
+    _known: dict[str, Notified] = field(default_factory=dict)
+    """By id of the open finding."""
+    _recalled: dict[str, Notified] = field(default_factory=dict)
+    """The same of an earlier process."""
+    _is_closed: bool = False
+    _ready: dict[str, _Ready] = field(default_factory=dict)
+    """By id of the finding."""
+    _owed: dict[tuple[str, str], Owed] = field(default_factory=dict)
+    """By target and key. All threads use it, in single steps."""
+    _senders: list[_Sender] = field(init=False)
+
+    def __post_init__(self, targets: Sequence[NotifyTarget]) -> None:
         for target in targets:
             check_files(target)
         self._senders = [self._sender(target) for target in targets]
@@ -99,7 +95,7 @@ class Notifier:
         news, unless an earlier process has recorded that no message was made of it."""
         for finding in known:
             recalled = self._recalled.pop(finding.id, None)
-            self._known[finding.id] = recalled or assumed(finding, self._targets, self._now())
+            self._known[finding.id] = recalled or assumed(finding, self._targets, self.now())
 
     def forget(self, left: Sequence[Finding]) -> None:
         """`left` are open, and their cell is no longer this process's. The next owner takes their
@@ -130,7 +126,7 @@ class Notifier:
             if event.change is Change.CLOSED:
                 if known is not None:
                     del self._known[finding.id]
-                    self._add(finding, known, at_end(known, self._targets), self._now())
+                    self._add(finding, known, at_end(known, self._targets), self.now())
             elif event.change is Change.OPENED:
                 self._follow(finding, Notified(finding.id))
             elif known is not None:  # otherwise it is closed, or of another process
@@ -200,7 +196,7 @@ class Notifier:
 
     def _follow(self, finding: Finding, known: Notified) -> None:
         """Replace what is not sent yet by messages about this version."""
-        now = since = self._now()
+        now = since = self.now()
         if (ready := self._ready.get(finding.id)) is not None and ready.finding.state is _OPEN:
             known, since = ready.before, ready.since
             self._withdraw(finding.id)
@@ -215,12 +211,12 @@ class Notifier:
         since: AlignedNs,
     ) -> None:
         """Behind what is ready already."""
-        url, senders = self._url(), {sender.target.name: sender for sender in self._senders}
+        url, senders = self.url(), {sender.target.name: sender for sender in self._senders}
         earlier = self._ready.get(finding.id)
         made = earlier.messages if earlier is not None else []
         for name, event in messages:
             notice, sender = Notice(event, finding), senders[name]
-            content = body(notice, sender.target, url, has_pages=self._has_pages)
+            content = body(notice, sender.target, url, has_pages=self.has_pages)
             owed = Owed(name, f"{finding.id}-{event}", time.time_ns(), content)
             self._owed[name, owed.key] = owed
             made.append((sender, owed))
@@ -228,7 +224,7 @@ class Notifier:
             self._ready[finding.id] = _Ready(finding, since, before, made)
 
     def _waits(self, ready: _Ready) -> bool:
-        is_early = 0 <= self._now() - ready.since < HOLD_S * 1e9
+        is_early = 0 <= self.now() - ready.since < HOLD_S * 1e9
         return is_early and ready.finding.state is _OPEN and self.is_asking(ready.finding)
 
     def _send(self, finding_id: str) -> None:
@@ -241,34 +237,33 @@ class Notifier:
                 self._settle(message)
 
     def _sender(self, target: NotifyTarget) -> _Sender:
-        return _Sender(target, self._results, self._first_pause_s, self._settle)
+        return _Sender(target, self._results, self.first_pause_s, self._settle)
 
     def _settle(self, message: Owed) -> None:
         if not self._is_closed:  # otherwise the next process goes on with it
             self._owed.pop((message.target, message.key), None)
 
 
+@dataclass(slots=True, eq=False)
 class _Sender:
     """One target: its queue, and the thread that empties it."""
 
-    def __init__(
-        self,
-        target: NotifyTarget,
-        results: Counter[tuple[str, Result]],
-        first_pause_s: float,
-        settle: Callable[[Owed], None],
-    ) -> None:
-        self.target = target
-        self._results = results
-        self._first_pause_s = first_pause_s
-        self._settle = settle
-        self._queue: queue.SimpleQueue[tuple[Owed, float] | None] = queue.SimpleQueue()
-        """Each with the time of the monotonic clock at which to give up; None ends the thread."""
-        self._stopping = threading.Event()
-        self._counting = threading.Lock()
-        self._is_failing = False
+    target: NotifyTarget
+    results: Counter[tuple[str, Result]]
+    first_pause_s: float
+    settle: Callable[[Owed], None]
+    _queue: queue.SimpleQueue[tuple[Owed, float] | None] = field(default_factory=queue.SimpleQueue)
+    """Each with the time of the monotonic clock at which to give up; None ends the thread."""
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _counting: threading.Lock = field(default_factory=threading.Lock)
+    _is_failing: bool = False
+    thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
         # A daemon thread: a receiver that does not answer must not delay the end of the process.
-        self.thread = threading.Thread(target=self._run, name=f"notify-{target.name}", daemon=True)
+        self.thread = threading.Thread(
+            target=self._run, name=f"notify-{self.target.name}", daemon=True
+        )
         self.thread.start()
 
     def put(self, message: Owed) -> None:
@@ -293,13 +288,13 @@ class _Sender:
 
     def _deliver(self, message: Owed, until_s: float) -> None:
         """Repeat until the receiver accepts or refuses the message, or the message is too old."""
-        pause_s = self._first_pause_s
+        pause_s = self.first_pause_s
         while not (self._stopping.is_set() or time.monotonic() > until_s):
             outcome = post(self.target, message)
             self._count(outcome.result)
             self._log(outcome)
             if outcome.result is not Result.FAILED:
-                self._settle(message)
+                self.settle(message)
                 return
             self._stopping.wait(max(pause_s, outcome.wait_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -307,7 +302,7 @@ class _Sender:
 
     def _drop(self, message: Owed) -> None:
         self._count(Result.DROPPED)
-        self._settle(message)
+        self.settle(message)
 
     def _log(self, outcome: Outcome) -> None:
         """Log when a target stops accepting messages and when it accepts them again."""
@@ -323,4 +318,4 @@ class _Sender:
 
     def _count(self, result: Result) -> None:
         with self._counting:  # `put` counts on another thread
-            self._results[self.target.name, result] += 1
+            self.results[self.target.name, result] += 1

@@ -74,6 +74,8 @@ class Session:
         self.hello: Hello | None = None
         self.heard_at = AlignedNs(0)
         self.declared = Declarations(shared, self)
+        self.ranks = self.declared.ranks
+        """By stream index."""
         self._last_rows: tuple[StreamHandles, UInt32s, UInt32s, Int32s] | None = None
         """Ranks, groups and pairs of the last watermarks; the next message mostly has the same."""
         self._acks: dict[int, int] = {}
@@ -93,11 +95,6 @@ class Session:
     def key(self) -> SessionKey:
         """Boot id and session of the agent process."""
         return (self.hello.boot_id, self.hello.session) if self.hello else ("", "")
-
-    @property
-    def ranks(self) -> list[DeclaredRank]:
-        """By stream index."""
-        return self.declared.ranks
 
     def receive(self, data: bytes, now: AlignedNs) -> AgentEvent:
         """Decode and apply one message.

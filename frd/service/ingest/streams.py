@@ -98,45 +98,31 @@ class Stream:
         return events
 
 
+@dataclass(eq=False)
 class Streams:
     """`instance` identifies this owner of the cell: if an agent meets another instance, its earlier
     reports are lost. `ids` numbers all streams of the process; `successor` is where agents should
     go when their stream breaks, empty: here."""
 
-    def __init__(
-        self,
-        shared: Shared,
-        clocks: AgentClocks,
-        journal: Log,
-        *,
-        now: Callable[[], AlignedNs],
-        version: str,
-        instance: str,
-        ids: Iterator[int],
-        successor: Callable[[], str] = str,
-    ) -> None:
-        self.nodes = Nodes()
-        self.owners = shared.owners
-        self.revisions = shared.revisions
-        self.runs = shared.runs
-        self.refused: Counter[str] = Counter()
-        """Refused and aborted streams by reason, and what is refused of others."""
-        self._shared = shared
-        self._clocks = clocks
-        self._journal = journal
-        self._now = now
-        self._version = version
-        self._instance = instance
-        self._streams: dict[int, Stream] = {}
-        """Streams that have sent Hello, by id."""
-        self._ids = ids
-        self._successor = successor
-        self._left: tuple[str, str] | None = None
-        """Why all streams have ended, and where they should go."""
-        self._acking: set[Stream] = set()
-        self._warned: set[JobWarning] = set()
-        self._kept: frozenset[AttemptKey] = frozenset()
-        self._lags = RecentPeak()
+    shared: Shared
+    clocks: AgentClocks
+    journal: Log
+    now: Callable[[], AlignedNs]
+    version: str
+    instance: str
+    ids: Iterator[int]
+    successor: Callable[[], str] = str
+    nodes: Nodes = field(default_factory=Nodes)
+    refused: Counter[str] = field(default_factory=Counter)
+    """Refused and aborted streams by reason, and what is refused of others."""
+    _streams: dict[int, Stream] = field(default_factory=dict)
+    """Streams that have sent Hello, by id."""
+    _left: tuple[str, str] | None = None
+    """Why all streams have ended, and where they should go."""
+    _acking: set[Stream] = field(default_factory=set)
+    _warned: set[JobWarning] = field(default_factory=set)
+    _kept: frozenset[AttemptKey] = frozenset()
+    _lags: RecentPeak = field(default_factory=RecentPeak)
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -148,9 +134,9 @@ class Streams:
 
     def open(self) -> Stream:
         """A new stream, before its first message."""
-        number = next(self._ids)
-        session = Session(self._shared, number)
-        return Stream(number, session, PendingAcks(session, self._journal))
+        number = next(self.ids)
+        session = Session(self.shared, number)
+        return Stream(number, session, PendingAcks(session, self.journal))
 
     def take(self, stream: Stream, data: bytes) -> AgentEvent:
         """Check the limits of one message, apply it, then record it in the log.
@@ -159,7 +145,7 @@ class Streams:
             FrdError: the peer broke the contract; the stream is over.
         """
         check_message(data)
-        now = self._now()
+        now = self.now()
         session = stream.session
         event = session.receive(data, now)
         if self._left is not None and stream.id not in self._streams:
@@ -184,7 +170,7 @@ class Streams:
         for label, count, why in session.take_refused():
             self._refuse(stream, label, count, why)
         self.nodes.heard(session.key, now)
-        if not self._journal.message(stream.id, now, data, event):
+        if not self.journal.message(stream.id, now, data, event):
             stream.acks.cut()
         clock = stream.clock if isinstance(event, Hello) else None
         if clock is not None and clock.used is not session.alignment:
@@ -210,37 +196,37 @@ class Streams:
         stream.acks.close()
         if self._streams.pop(stream.id, None) is None or session.hello is None:
             return
-        now = self._now()
-        session.disconnect(self.owners.release(session))
+        now = self.now()
+        session.disconnect(self.shared.owners.release(session))
         session.declared.close()
-        self.runs.closed(session)
+        self.shared.runs.closed(session)
         self.nodes.disconnected(session.key, stream.id)
         if stream.clock is not None:
             stream.clock.disconnected(stream.id, now)
-        self._journal.record(RecordKind.CLOSED, now, stream.id)
+        self.journal.record(RecordKind.CLOSED, now, stream.id)
         log.info("agent of %s gone: stream %d", session.hello.node, stream.id)
 
     def _greet(self, stream: Stream, hello: Hello, now: AlignedNs) -> None:
         log.info("agent of %s connected: stream %d", hello.node, stream.id)
         self._streams[stream.id] = stream
         key = stream.session.key
-        stream.clock = self._clocks.connected(
+        stream.clock = self.clocks.connected(
             key, hello.node, stream.session.alignment, stream.id, partial(self._align, stream)
         )
-        self._clocks.greeted(stream.clock, hello)
-        stream.session.on_watermarks = partial(self._clocks.heard, stream.clock)
+        self.clocks.greeted(stream.clock, hello)
+        stream.session.on_watermarks = partial(self.clocks.heard, stream.clock)
         self.nodes.connected(key, hello, stream.clock, stream.id, now)
-        self._journal.record(RecordKind.OPENED, now, stream.id)
-        welcome = hello.protocol, self._version, self._instance, MAX_MESSAGE_BYTES
-        stream.send(Welcome(*welcome, self._successor()))
+        self.journal.record(RecordKind.OPENED, now, stream.id)
+        welcome = hello.protocol, self.version, self.instance, MAX_MESSAGE_BYTES
+        stream.send(Welcome(*welcome, self.successor()))
 
     def _align(self, stream: Stream, alignment: Alignment) -> None:
         stream.session.align(alignment)
-        self._journal.record(RecordKind.ALIGNED, self._now(), stream.id, encode(alignment))
+        self.journal.record(RecordKind.ALIGNED, self.now(), stream.id, encode(alignment))
 
     def settle(self, now: AlignedNs) -> None:
         """Admit runs whose name has become free; see `JobRuns.settle`."""
-        if self.runs.settle(now):
+        if self.shared.runs.settle(now):
             self._adopt()
         for stream in list(self._streams.values()):
             try:
@@ -251,7 +237,7 @@ class Streams:
             except Exception:
                 log.exception("stream %d: internal error", stream.id)
                 stream.leave("internal error: see the service's log")
-        warnings = self.runs.warnings(now)
+        warnings = self.shared.runs.warnings(now)
         for warning in set(warnings) - self._warned:
             log.warning("%s", warning.text)
         self._warned = set(warnings)
@@ -261,10 +247,10 @@ class Streams:
 
         A declaration on one stream may have admitted ranks of other streams.
         """
-        changed = [self._streams.get(number) for number in self.runs.take_changed()]
+        changed = [self._streams.get(number) for number in self.shared.runs.take_changed()]
         for stream in filter(None, (*declaring, *changed)):
             declared, key = stream.session.declared, stream.session.key
-            new = self.owners.claim(stream.session)
+            new = self.shared.owners.claim(stream.session)
             self.nodes.hosts(key, ((rank.key, rank.info.rank) for rank in new))
             if declared.must_resync:
                 declared.must_resync = False
@@ -281,13 +267,13 @@ class Streams:
 
     def lag_s(self) -> float:
         """Time from sending to applying, of the slowest recent message."""
-        return self._lags.value(self._now() / 1e9)
+        return self._lags.value(self.now() / 1e9)
 
     def flush_acks(self) -> None:
         """Wake every stream whose entries since the last call, or earlier, are stored now."""
         if not self._streams:
             return
-        for number in self._journal.take_cut():
+        for number in self.journal.take_cut():
             if (cut := self._streams.get(number)) is not None:
                 cut.acks.drop()
                 cut.leave("the log lacks some of the stream: it is sent again on a new one")
@@ -306,7 +292,7 @@ class Streams:
             for one in stream.session.declared.refused():
                 found[one.job, one.why] += one.ranks
         refused = [Refusal(job, ranks, why) for (job, why), ranks in sorted(found.items())]
-        refused += self.runs.refusals(now)
+        refused += self.shared.runs.refusals(now)
         if more := sum(one.ranks for one in refused[MAX_REFUSED:]):
             refused[MAX_REFUSED:] = [Refusal("(others)", more, "as of the jobs above")]
         return refused
@@ -319,22 +305,22 @@ class Streams:
 
     def clock(self, key: AttemptKey, rank: int) -> AgentClock | None:
         """The clock of a rank; None when no connected agent reports it."""
-        owner = self.owners.of(key, rank)
+        owner = self.shared.owners.of(key, rank)
         return self._streams[owner[0].stream].clock if owner else None
 
     def compare_clocks(self) -> None:
         """Check the clocks of nodes against the collectives of their ranks."""
-        for attempt, hint in self._shared.engine.take_clock_hints():
+        for attempt, hint in self.shared.engine.take_clock_hints():
             early = self.clock(attempt.key, hint.early_rank)
             late = self.clock(attempt.key, hint.late_rank)
             if early is not None and late is not None:
-                self._clocks.compare(early, late, attempt.clocks.count, hint)
+                self.clocks.compare(early, late, attempt.clocks.count, hint)
 
     def keep(self, attempts: frozenset[AttemptKey]) -> None:
         """Forget all other attempts. The engine has forgotten them too."""
-        self.revisions.keep(attempts)  # also of what there was no room for
+        self.shared.revisions.keep(attempts)  # also of what there was no room for
         if attempts == self._kept:
             return
         self._kept = attempts
-        self.runs.keep(attempts)
+        self.shared.runs.keep(attempts)
         self.nodes.keep(attempts)

@@ -86,10 +86,15 @@ def decode_payload(data: bytes, form: type[_Payload]) -> _Payload:
     Raises:
         StoreError: `data` is not what `encode_payload` returns for a `form`.
     """
+    what = f"{form.__name__.lower()}: "
+    return _decoded(lambda: msgspec.json.decode(data, type=form), what)
+
+
+def _decoded(decode: Callable[[], _T], what: str = "") -> _T:
     try:
-        return msgspec.json.decode(data, type=form)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise StoreError(f"journal: {form.__name__.lower()}: {error}: {_ADVICE}") from None
+        return decode()
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        raise StoreError(f"journal: {what}{error}: {_ADVICE}") from None
 
 
 def encode_pauses(jobs: Iterable[JobPauses]) -> bytes:
@@ -102,10 +107,7 @@ def decode_pauses(data: bytes) -> list[JobPauses]:
     Raises:
         StoreError: `data` is not what `encode_pauses` returns.
     """
-    try:
-        return [JobPauses.decode(line) for line in data.splitlines()]
-    except ValueError as error:
-        raise StoreError(f"journal: {error}: {_ADVICE}") from None
+    return _decoded(lambda: [JobPauses.decode(line) for line in data.splitlines()])
 
 
 def encode_finding(finding: Finding, *, is_dismissed: bool = False) -> bytes:
@@ -121,10 +123,7 @@ def decode_finding(data: bytes) -> Finding:
     Raises:
         StoreError: `data` is not what `encode_finding` returns.
     """
-    try:
-        return finding_from_json(msgspec.json.decode(data, type=dict[str, Any]))
-    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        raise StoreError(f"journal: {error}: {_ADVICE}") from None
+    return _decoded(lambda: finding_from_json(msgspec.json.decode(data, type=dict[str, Any])))
 
 
 def usable(decode: Callable[[bytes], _T], data: bytes, warn: Callable[[str], None]) -> _T | None:

@@ -47,7 +47,7 @@ class JournalWriter(Log):
         self._preamble = Preamble()
         """Of what the thread has written."""
         self._journal = Journal(
-            folder, settings=settings, preamble=self._preamble.records, now=now, limits=limits
+            folder, settings=settings, preamble=self._preamble.records, begun_at=now, limits=limits
         )
         self._batch: _Batch = []
         self._batch_bytes = 0
@@ -100,7 +100,7 @@ class JournalWriter(Log):
     def adopt(self, settings: bytes, limits: JournalLimits, at: AlignedNs) -> None:
         """The settings and limits of all later records."""
         self._hand_over()
-        self._do(partial(self._journal.adopt, settings, limits, at))
+        self._work.put(partial(self._journal.adopt, settings, limits, at))
 
     async def stop(self) -> None:
         await asyncio.to_thread(self.close)
@@ -119,12 +119,9 @@ class JournalWriter(Log):
             self._hand_over()
 
     def _hand_over(self) -> None:
-        self._do(partial(self._write_batch, self._batch))
+        self._work.put(partial(self._write_batch, self._batch))
         self._sent_bytes += self._batch_bytes
         self._batch, self._batch_bytes = [], 0
-
-    def _do(self, work: Callable[[], None]) -> None:
-        self._work.put(work)
 
     # -- the thread ----------------------------------------------------------------------------
 

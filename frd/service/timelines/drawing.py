@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from frd.engine.views import AttemptView, RecentOps
-from frd.model import AlignedNs, Finding, GroupInfo, Kind, SeriesKind
+from frd.model import AlignedNs, Finding, Kind, SeriesKind
 from frd.service.timelines.timeline import (
     MAX_LATENESS,
     MOMENT_NS,
@@ -117,13 +117,14 @@ def drawn(
     ops = view.history.ops(chosen, _OPS, until)
     roles, nodes = roles_of(finding, chosen), _nodes(view, chosen)
     is_of_memory = finding.kind in OF_MEMORY
+    shown = np.union1d(ops.group, ops.missing.group)
     return Timeline(
         at=at,
         lanes=tuple(
             Lane(rank, nodes.get(rank, ""), roles[rank], ops.uncertainty_ns.get(rank))
             for rank in chosen
         ),
-        groups={info.group_id: info.label for info in _shown_groups(ops)},
+        groups={ops.groups[i].group_id: ops.groups[i].label for i in shown.tolist()},
         bars=tuple(_bars(ops)),
         gaps=tuple(_gaps(ops)),
         curves=tuple(_curves(finding, view)) if is_of_memory else (),
@@ -139,11 +140,6 @@ def drawn(
 def _nodes(view: AttemptView, ranks: Iterable[int]) -> dict[int, str]:
     rows = np.searchsorted(view.rank_columns.rank, np.array([*ranks], np.int64))
     return {(rank := view.ranks[row]).info.rank: rank.info.node for row in rows.tolist()}
-
-
-def _shown_groups(ops: RecentOps) -> list[GroupInfo]:
-    shown = np.union1d(ops.group, ops.missing.group)
-    return [ops.groups[i] for i in shown.tolist()]
 
 
 def _bars(ops: RecentOps) -> Iterator[Bar]:

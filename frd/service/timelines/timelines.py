@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -35,22 +36,17 @@ _GROWING: Final = OF_MEMORY | {Kind.STRAGGLER}
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class Timelines:
     """`state` is the published state of the service."""
 
-    def __init__(
-        self,
-        store: TimelineStore,
-        state: Callable[[], ServiceState],
-        now: Callable[[], AlignedNs],
-    ) -> None:
-        self._store = store
-        self._state = state
-        self._clock = now
-        self._kept_at: dict[str, AlignedNs] = {}
-        """When the timeline of each open finding was last stored."""
-        self._closing: dict[str, Finding] = {}
-        self.store_errors = 0
+    store: TimelineStore
+    state: Callable[[], ServiceState]
+    clock: Callable[[], AlignedNs]
+    _kept_at: dict[str, AlignedNs] = field(default_factory=dict)
+    """When the timeline of each open finding was last stored."""
+    _closing: dict[str, Finding] = field(default_factory=dict)
+    store_errors: int = 0
 
     def see(self, events: Iterable[FindingEvent]) -> None:
         """The next look takes up what has opened or closed."""
@@ -60,9 +56,9 @@ class Timelines:
 
     async def look(self) -> None:
         """Store the timelines that are due. What is cut off here is due at the next look."""
-        now, still_open = self._clock(), self._state().open_findings()
+        now, still_open = self.clock(), self.state().open_findings()
         closing = list(self._closing.values())[:_MOST_A_LOOK]
-        utc = self._state().utc(now)
+        utc = self.state().utc(now)
         due = [finding for finding in still_open if self._is_due(finding, now, utc)]
         due.sort(key=lambda finding: self._kept_at.get(finding.id, 0))
         for finding in (*closing, *due[:_MOST_A_LOOK]):
@@ -81,12 +77,12 @@ class Timelines:
 
     def _keep(self, finding: Finding) -> None:
         """The event loop must not hold a publication, whose arrays it would free."""
-        state = self._state()
+        state = self.state()
         view = _view(state, finding)
         try:
             timeline = self.of(finding, view, state.status_view, None, goes_on=False)
             is_final = finding.closed_at is not None
-            self._store.save(finding.id, finding.opened_at, timeline.encode(), is_final=is_final)
+            self.store.save(finding.id, finding.opened_at, timeline.encode(), is_final=is_final)
         except StoreError as error:
             if not self.store_errors:
                 log.error("%s", error)
@@ -94,7 +90,7 @@ class Timelines:
 
     def now(self, finding: Finding, ranks: Collection[int] | None) -> Timeline:
         """As `of`, from what is published."""
-        state = self._state()
+        state = self.state()
         # Later, the job does other things.
         lives = finding.closed_at is None or finding.id in self._closing
         view = _view(state, finding) if lives else None
@@ -133,7 +129,7 @@ class Timelines:
     def lanes(self, finding: Finding, most: int) -> list[int] | None:
         """The ranks of an open finding that matter most; None if its attempt is not known. Reads
         the disk."""
-        view = _view(self._state(), finding)
+        view = _view(self.state(), finding)
         if view is None or finding.closed_at is not None:
             return None
         kept = self._kept(finding.id)
@@ -143,18 +139,16 @@ class Timelines:
 
     def keeps(self, finding_id: str) -> bool:
         """Whether the last timeline of this closed finding is stored. Reads the disk."""
-        return self._store.is_final(finding_id)
+        return self.store.is_final(finding_id)
 
     def _kept(self, finding_id: str) -> Timeline | None:
-        body = self._store.get(finding_id)
+        body = self.store.get(finding_id)
         if body is None:
             return None
         try:
             return Timeline.decode(body)
         except (ValueError, RecursionError) as error:
-            log.warning(
-                "timelines: %s: %s: %s: it is replaced", self._store.path, finding_id, error
-            )
+            log.warning("timelines: %s: %s: %s: it is replaced", self.store.path, finding_id, error)
             self.store_errors += 1
             return None
 

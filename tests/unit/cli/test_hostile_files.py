@@ -201,7 +201,7 @@ def journal_of(folder: Path, kind: RecordKind, payloads: list[Any]) -> Path:
     now = AlignedNs(1_800_000_000_000_000_000)
     settings = encode_payload(Settings())
     journal = Journal(
-        folder, settings=settings, preamble=lambda: (), now=now, limits=JournalLimits()
+        folder, settings=settings, preamble=lambda: (), begun_at=now, limits=JournalLimits()
     )
     for payload in payloads:
         text = json.dumps(payload).replace('"DEEP"', "[" * 3000 + "]" * 3000)

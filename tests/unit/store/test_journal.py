@@ -46,7 +46,7 @@ def journal(
         folder,
         settings=SETTINGS,
         preamble=preamble,
-        now=NOW,
+        begun_at=NOW,
         limits=JournalLimits(segment_bytes, total_bytes, max_age_s),
     )
 

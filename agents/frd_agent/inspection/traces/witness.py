@@ -249,5 +249,4 @@ def _may_do_io(wait: Wait) -> bool:
 
 
 def _end_of(story: _Story) -> tuple[bool, int]:
-    last = story.last
-    return (last is not None, last.end or 0 if last is not None else 0)
+    return story.last is not None, story.last.end or 0 if story.last is not None else 0

@@ -22,6 +22,7 @@ import httpx
 from frd.cluster.lease import Replica
 from frd.config import TlsFiles
 from frd.errors import ConfigError, FrdError
+from frd.service.access.certificates import load_chain, why
 from frd.service.access.reloaded import Reloaded
 
 ASK_WITHIN_S: Final = 2.0
@@ -183,18 +184,8 @@ def _context(tls: TlsFiles, ca_file: Path | None) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=ca_file)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
-            f"cluster.peers_ca_file: {ca_file}: {_why(error)}: give PEM certificates"
+            f"cluster.peers_ca_file: {ca_file}: {why(error)}: give PEM certificates"
         ) from None
     if tls.cert_file is not None:
-        try:
-            context.load_cert_chain(tls.cert_file, tls.key_file, password="")
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(
-                f"tls.cert_file: {tls.cert_file}: {_why(error)}: give a PEM certificate chain "
-                "whose key is in tls.key_file, unencrypted"
-            ) from None
+        load_chain(context, tls)
     return context
-
-
-def _why(error: Exception) -> str:
-    return getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)

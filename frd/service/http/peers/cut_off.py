@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Final
 
 from frd.cluster.lease import ClusterView, Replica
@@ -23,39 +24,33 @@ _TARGET: Final = b"/-/ready"
 """It needs no token, of which a replica has none to ask others with."""
 
 
+@dataclass(slots=True, eq=False)
 class CutOff:
     """`taken` gets each cell of `cells` that another replica has, and the address of that replica
     for agents."""
 
-    def __init__(
-        self,
-        client: PeerClient,
-        view: Callable[[], ClusterView],
-        cells: Callable[[], Collection[int]],
-        taken: Callable[[int, str], None],
-    ) -> None:
-        self._client = client
-        self._view = view
-        self._cells = cells
-        self._taken = taken
+    client: PeerClient
+    view: Callable[[], ClusterView]
+    cells: Callable[[], Collection[int]]
+    taken: Callable[[int, str], None]
 
     async def run(self) -> None:
         await repeat("cells that other replicas have", _EVERY_S, self.look)
 
     async def look(self) -> None:
-        view = self._view()
-        if view.connected or not self._cells():
+        view = self.view()
+        if view.connected or not self.cells():
             return
         others = [replica for replica in view.replicas if replica.name != view.me]
         sent = Forwarded("GET", _TARGET, [(FORWARDED.encode(), view.me.encode("ascii"))])
         answers = await asyncio.gather(*(self._ask(replica, sent) for replica in others))
         for replica, theirs in zip(others, answers, strict=True):
-            for cell in theirs & frozenset(self._cells()):
-                self._taken(cell, replica.grpc)
+            for cell in theirs & frozenset(self.cells()):
+                self.taken(cell, replica.grpc)
 
     async def _ask(self, replica: Replica, sent: Forwarded) -> frozenset[int]:
         try:
-            answer = await self._client.ask(replica, sent)
+            answer = await self.client.ask(replica, sent)
             return cells_in(answer) if answer is not None else frozenset()
         except (NoAnswer, ValueError):
             return frozenset()  # it is asked again

@@ -111,7 +111,7 @@ class Questions:
         await asyncio.gather(*tasks, return_exceptions=True)
         for task in tasks:
             late = None if task.cancelled() else task.result()[1]
-            if isinstance(late, httpx.Response) and not (found and found.passes_on(late)):
+            if isinstance(late, httpx.Response) and not (found and found.answer is late):
                 await late.aclose()
         return found, silent
 

@@ -78,17 +78,14 @@ class Relay(Response):
         ]
         self._request = request
         self._replica = replica
-        self._answer = answer
-
-    def passes_on(self, answer: httpx.Response) -> bool:
-        return self._answer is answer
+        self.answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = "http.response.body"
         start = {"status": self.status_code, "headers": self.raw_headers}
         try:
             await send({"type": "http.response.start", **start})
-            async for chunk in self._answer.aiter_raw():
+            async for chunk in self.answer.aiter_raw():
                 if await self._request.is_disconnected():
                     return
                 await send({"type": body, "body": chunk, "more_body": True})
@@ -97,4 +94,4 @@ class Relay(Response):
             # The server closes a connection whose answer has no end, which the client notices.
             log.warning("replica %s: its answer broke off: %s", self._replica, reason(error))
         finally:
-            await self._answer.aclose()
+            await self.answer.aclose()

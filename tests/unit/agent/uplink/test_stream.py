@@ -50,7 +50,6 @@ def stream_to(endpoint: Endpoint, stats: Counters, backoff: Backoff) -> Stream:
         job="train",
         hello=lambda: Hello(PROTOCOL, "0", "node", "boot", "session", NodeNs(1), NodeRawNs(1)),
         dispatch=Dispatch(dictionary, outbox, current, samples, lambda: []),
-        outbox=outbox,
         stats=stats,
         on_request=lambda request: None,
         stamp=lambda event: event,
@@ -152,7 +151,7 @@ async def test_a_redirect_while_rows_are_sent() -> None:
         dictionary.signature(Signature("gloo", "all_reduce"))
         for first in range(0, 50_000, 5_000):
             rows = entry_columns(range(first, first + 5_000), rank=rank, flags=1, created=10**18)
-            stream.outbox.record(rows)
+            stream.dispatch.outbox.record(rows)
         stream.wake()
         await async_until(lambda: any(_seqs(events) for events in one.streams), "the first rows")
         await one.send(Redirect(two.address, "one stops"))

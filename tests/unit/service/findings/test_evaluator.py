@@ -161,7 +161,7 @@ async def test_an_evaluation_that_cannot_be_published(
     bench.evaluator.ask = asked.extend
     bench.hang()
     with monkeypatch.context() as patch:
-        patch.setattr(bench.evaluator, "_project", None)
+        patch.setattr(bench.evaluator, "project", None)
         with pytest.raises(TypeError):
             await bench.evaluator.evaluate()
     assert asked == []

@@ -103,7 +103,7 @@ def test_members_of_groups_share_their_numbers(streams: Streams) -> None:
 
 def test_refused_jobs_without_number(streams: Streams) -> None:
     """Forty jobs for which there is no room: some are named, the others are counted."""
-    streams._shared.engine.adopt(Policy(max_attempts=1))
+    streams.shared.engine.adopt(Policy(max_attempts=1))
     one = stream(streams, Counter(), 1 << 40)
     for n in range(1, 41):
         attempt, info = AttemptDecl(n, AttemptKey(f"job{n}", 0), 1), RankInfo(0, 1, "n", "b", n)

@@ -123,7 +123,7 @@ def recorded(
         folder,
         settings=settings,
         preamble=lambda: live,
-        now=AlignedNs(START),
+        begun_at=AlignedNs(START),
         limits=JournalLimits(segment_bytes, total_bytes=10**7),
     )
     for number, record in enumerate(records):
