@@ -6,14 +6,13 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory.walk.levels import CELLS, MOST, SECOND
+from frd.engine.memory.walk.levels import MOST, SECOND
 from frd.engine.state.tables import GrowingColumns, column
 from frd.model import Int64s
 
 BIN_NS: Final = 2 * SECOND
 """A value for people is of so long: of a training step, mostly."""
-BINS: Final = CELLS // 2
-"""Half a minute: half of what shows what is usual."""
+BINS: Final = 16
 
 
 class Recent(GrowingColumns):
