@@ -113,8 +113,8 @@ MUTANTS: Final = (
            "the newest samples show what is usual, too"),
     Mutant("frd.engine.memory", "Trend.add", Swap("minimum", "maximum"), _MEMORY,
            "a leak is measured at the peaks of a series, not at its floor"),
-    Mutant("frd.engine.memory", "Decisions._decide", Swap(ast.Lt, ast.LtE), _MEMORY,
-           "a rank that rises one sample later is a suspect, too"),
+    Mutant("frd.engine.memory", "Decisions._decide", Swap("min", "max"), _MEMORY,
+           "all ranks of a chain of overlapping onsets are suspects"),
     # -- what carries it -----------------------------------------------------------------------
     Mutant("frd.flight.decode", "_new_group", Swap("sorted", "list"),
            "unit/flight property/flight",
