@@ -30,13 +30,13 @@ REMOVED: Final = frozenset(
         *("policy.stall_tail_factor", "policy.mismatch_grace_s", "policy.loss_grace_s"),
         *("policy.max_pairs", "policy.max_signatures", "policy.max_memory_series"),
         *("policy.max_open_collectives", "policy.max_open_collectives_per_group"),
-        *("policy.memory_high_share", "policy.memory_link_s", "policy.memory_settle_s"),
+        *("policy.memory_min_rise_share", "policy.memory_high_share", "policy.memory_horizon_s"),
+        *("policy.memory_link_s", "policy.memory_settle_s"),
         *("policy.memory_leak_window_s", "policy.memory_leak_horizon_s", "cluster.durable"),
         *("outbox_rows", "memory_bytes", "ring_fill"),
     }
 )
-"""Keys of the service and of the agent that are constants now. The engine may still have fields of
-their names, which its tests set."""
+"""Keys of the service and of the agent that are constants now."""
 
 
 class Settings(BaseSettings):
@@ -78,11 +78,6 @@ def load(
         raise ConfigError(f"environment: {error}: write the value as JSON") from None
     given = _read(path) if path is not None else {}
     given = _overlay(_overlay(given, environment), _nested(flags or {}))
-    for key in sorted(REMOVED):
-        section, _, name = key.rpartition(".")
-        table = given.get(section) if section else given
-        if isinstance(table, Mapping) and name in table:
-            raise ConfigError(unknown(key, ()))
     try:
         return model(**given)
     except ValidationError as error:

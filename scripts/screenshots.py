@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from playwright.sync_api import Browser, Page
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
+from frd.engine.memory.walk.series import LARGE
 from tests.e2e.web.browser import ABSENT, CHROMIUM, chromium
 
 FOLDER: Final = Path(__file__).parents[1] / "docs/images"
@@ -66,8 +68,7 @@ class Scene:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         policy = {key: value for name, _ in NOW for key, value in SCENARIOS[name].policy.items()}
-        machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        policy["memory_min_rise_share"] = RISES_BYTES / machine_bytes
+        stage.scenario = replace(stage.scenario, machine_bytes=round(RISES_BYTES / LARGE))
         service = stage.start_service(
             environment={f"FRD_POLICY__{key.upper()}": str(value) for key, value in policy.items()}
         )

@@ -21,7 +21,7 @@ from frd.config.sections import (
     StoreLimits,
     TlsFiles,
 )
-from frd.config_loader import REMOVED, Settings
+from frd.config_loader import Settings
 from frd.engine.policy import Count, Policy
 
 ENV_PREFIX: Final = "FRD_"
@@ -96,7 +96,7 @@ def keys() -> list[str]:
         section = info.annotation
         parts = fields(section) if is_dataclass(section) else ()
         found += [f"{name}.{part.name}" for part in parts] or [name]
-    return [key for key in found if key not in REMOVED]
+    return found
 
 
 def changed_keys(old: Config, new: Config) -> list[str]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Any
 
 from frd.config.settings import Config
-from frd.config_loader import NOT_SHOWN, REMOVED
-
-_CONSTANTS: Final = {key.removeprefix("policy.") for key in REMOVED}
+from frd.config_loader import NOT_SHOWN
 
 
 def as_dict(config: Config) -> dict[str, Any]:
     """Plain values, in the order in which the keys are declared; secrets are not shown."""
-    plain = config.model_dump(mode="json", exclude={"policy": _CONSTANTS})
+    plain = config.model_dump(mode="json")
     for target in plain["notify"]:
         target["url"] = target["url"] and NOT_SHOWN
     return plain
@@ -35,12 +33,7 @@ def as_toml(config: Config) -> str:
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema of the file, for the chart."""
-    schema = Config.model_json_schema()
-    policy = schema["$defs"]["Policy"]
-    policy["properties"] = {
-        key: part for key, part in policy["properties"].items() if key not in _CONSTANTS
-    }
-    return schema
+    return Config.model_json_schema()
 
 
 def _line(key: str, value: object) -> str:

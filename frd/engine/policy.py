@@ -63,20 +63,6 @@ class Policy:
     """Memory that rises within this long after a rank's first sample is judged afterwards."""
     memory_min_rise_bytes: Count = 64 * 1024 * 1024
     """A smaller rise of memory is ignored."""
-    memory_min_rise_share: Share = 0.05
-    """A rise that opens a finding takes this share of the capacity, or half of what was left,"""
-    memory_high_share: Share = 0.9
-    """and reaches this share of the capacity,"""
-    memory_horizon_s: Seconds = 60.0
-    """or will exhaust it within this long, or an allocation fails."""
-    memory_link_s: Seconds = 60.0
-    """Ranks whose memory begins to rise within this long after each other are one incident."""
-    memory_settle_s: Seconds = 300.0
-    """A rise whose level has not changed for this long has settled."""
-    memory_leak_window_s: Seconds = 600.0
-    """A leak is a steady rise for this long."""
-    memory_leak_horizon_s: Seconds = 6 * 3600.0
-    """A leak that would take longer than this to exhaust the capacity is not reported."""
     max_attempts: Annotated[int, Ge(0)] = 0
     """Attempts of all jobs; 0: as many as there is room for."""
     max_objects: Annotated[int, Ge(0)] = 0
@@ -85,8 +71,6 @@ class Policy:
     max_ranks: Count = 131_072
     """Per attempt."""
     max_groups: Count = 262_144
-    """Per attempt."""
-    max_memory_series: Count = 131_072
     """Per attempt."""
     max_findings: Count = 1_000
     """Closed findings that are remembered, of all jobs."""

@@ -10,8 +10,9 @@ import pytest
 
 from frd.cli.client import Client
 from frd.cli.commands.demo.stage import Stage
+from frd.errors import FrdError
 from tests.gpu.watch import blamed, described, first_finding, logs, reasons, scenario, took_s
-from tests.world.daemons import until, watched
+from tests.world.daemons import findings, until, watched
 
 pytestmark = [
     pytest.mark.torch,
@@ -40,6 +41,32 @@ def test_a_leak_is_named(row: Callable[..., None]) -> None:
             assert 0 < nvml_says - torch_has < 2048 * MIB, (rank, kinds)
         grown = series[GUILTY]["torch_reserved"] - series[0]["torch_reserved"]
         assert grown > 4096 * MIB
+
+
+def test_thirty_gibibytes_within_the_first_minute_are_shown(row: Callable[..., None]) -> None:
+    """One rank takes 30 GiB while it warms up, and keeps them: that is a rise of this rank alone,
+    and no finding."""
+    with watched(scenario("early", "memory.py"), 3, 10.0, ["take", str(GUILTY)]) as (stage, client):
+
+        def risen() -> dict[str, Any] | None:
+            rises = client.get(f"/api/v1/jobs/{stage.job}")["rises"]
+            return next((one for one in rises if one["bytes"] > 25 << 30), None)
+
+        rise = until(risen, lambda: logs(stage), 90.0, ignoring=FrdError)
+        row("30 GiB early", f"{GUILTY}: rise", rise["text"])
+        assert [one["rank"] for one in rise["suspects"]] == [GUILTY]
+        assert not rise["alarming"]
+        assert findings(client) == []
+
+
+def test_thirty_gibibytes_after_it_are_a_finding(row: Callable[..., None]) -> None:
+    """The same after the warm-up: at that rate the device is full within a minute."""
+    late = scenario("late", "memory.py", memory_warmup_s=3.0)
+    with watched(late, 3, 10.0, ["take", str(GUILTY)]) as (stage, client):
+        found = first_finding(stage, client, "memory_spike")
+        row("30 GiB late", f"{GUILTY}: memory", described(found), took_s(stage, found))
+        (suspect,) = found["suspects"]
+        assert (suspect["rank"], suspect["confidence"]) == (GUILTY, "high")
 
 
 def by_rank(client: Client, stage: Stage) -> dict[int, dict[str, int]]:

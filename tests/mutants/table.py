@@ -109,12 +109,12 @@ MUTANTS: Final = (
     Mutant(_CLOCKS, "OffsetInterval.narrow", Swap(ast.Or, ast.And), "unit/engine/clocks",
            "a drift that has jumped is claimed to be what it was"),
     # -- memory --------------------------------------------------------------------------------
-    Mutant("frd.engine.memory", "Bins.usual", Swap(ast.Sub, ast.Add), _MEMORY,
-           "the oldest samples are taken for the newest"),
+    Mutant("frd.engine.memory", "Levels._older", Swap(ast.Sub, ast.Add), _MEMORY,
+           "the newest samples show what is usual, too"),
     Mutant("frd.engine.memory", "Trend.add", Swap("minimum", "maximum"), _MEMORY,
            "a leak is measured at the peaks of a series, not at its floor"),
-    Mutant("frd.engine.memory", "first_cause", Swap("lo", "hi"), _MEMORY,
-           "of ranks whose onsets overlap the first one seen is the culprit"),
+    Mutant("frd.engine.memory", "Decisions._decide", Swap("min", "max"), _MEMORY,
+           "all ranks of a chain of overlapping onsets are suspects"),
     # -- what carries it -----------------------------------------------------------------------
     Mutant("frd.flight.decode", "_new_group", Swap("sorted", "list"),
            "unit/flight property/flight",

@@ -14,8 +14,10 @@ from math import log
 from typing import TYPE_CHECKING, Final
 
 from frd.engine.hangs.unrecorded import threshold_of_call_ns
+from frd.engine.memory.walk.levels import WINDOW_NS
+from frd.engine.memory.walk.series import HIGH
 from tests.sim.faults import FaultKind, Injected
-from tests.sim.scenario import HIDDEN_POLICY, POLICY, Trouble
+from tests.sim.scenario import HIDDEN_POLICY, LEAK_WINDOW, POLICY, Trouble
 from tests.world.clocks import S
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ _NATS: Final = 25.0
 _WARMS_UP: Final = round(POLICY.memory_warmup_s * S) + 2 * S
 _PACED: Final = 4 * S
 """A rise that lasts so long has a rate; a shorter one is a jump to another level."""
-_LEAKS: Final = round(POLICY.memory_leak_window_s * S) * 3 // 2
+_LEAKS: Final = LEAK_WINDOW * 3 // 2
 """A rise for so long is recognized as a line."""
 
 
@@ -217,14 +219,14 @@ def _is_rise(injected: Injected, run: Run) -> bool:
     (number,) = injected.fault.ranks
     memory = run.job.ranks[number].memory()
     needed = _LEAKS if injected.fault.kind is FaultKind.LEAK else _PACED
-    is_short = memory.used >= POLICY.memory_high_share * memory.total
+    is_short = memory.used >= HIGH * memory.total
     return injected.lasts_ns >= needed or is_short
 
 
 def _is_linked(injected: Injected, run: Run) -> bool:
     """Another rank's memory began to rise shortly before, so that both are one incident."""
     assert injected.began is not None
-    link = round(POLICY.memory_link_s * S) + _LOOKS
+    link = WINDOW_NS + _LOOKS
     return any(
         other.fault.kind in _MEMORY
         and other.began is not None

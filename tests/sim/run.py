@@ -14,11 +14,13 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final, TypedDict, Unpack
+from unittest.mock import patch
 
+from frd.engine.memory.walk import trend
 from tests.sim.cluster.scenario import draw_cluster
 from tests.sim.cluster.world import ClusterWorld
 from tests.sim.oracle import Violation
-from tests.sim.scenario import HIDDEN_POLICY, Scenario, draw
+from tests.sim.scenario import HIDDEN_POLICY, LEAK_WINDOW, Scenario, draw
 from tests.sim.world import Summary, World
 
 MEMORY_FOLDER: Final = Path("/dev/shm")
@@ -107,13 +109,14 @@ def live(
 @contextmanager
 def calm() -> Iterator[None]:
     """Log nothing: worlds are full of faults. Collect garbage seldom, of the world only: what was
-    there before is not looked at."""
+    there before is not looked at. Leaks show in seconds."""
     level, often = logging.root.manager.disable, gc.get_threshold()
     logging.disable(logging.CRITICAL)
     gc.freeze()
     gc.set_threshold(100_000)
     try:
-        yield
+        with patch.object(trend, "LEAK_WINDOW_NS", LEAK_WINDOW):
+            yield
     finally:
         gc.collect()
         gc.unfreeze()

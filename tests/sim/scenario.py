@@ -24,12 +24,10 @@ POLICY: Final = Policy(
     attempt_retention_s=120.0,
     memory_warmup_s=8.0,
     memory_min_rise_bytes=64 * 1024 * 1024,
-    memory_horizon_s=30.0,
-    memory_link_s=20.0,
-    memory_settle_s=20.0,
-    memory_leak_window_s=30.0,
 )
 """The defaults, with seconds instead of minutes: a world lives for two minutes."""
+LEAK_WINDOW: Final = 30 * S
+"""The same for `frd.engine.memory.walk.trend.LEAK_WINDOW_NS`."""
 _ASKED: Final = replace(POLICY, init_stall_after_s=12.0)
 HIDDEN_POLICY: Final = replace(_ASKED, standstill_after_s=15.0)
 _ASKED_WORLDS: Final = (4, *[8] * 4, 12, 16)

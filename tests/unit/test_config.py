@@ -60,6 +60,7 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
         ("[policy]\nlost_after_s = 0", "policy.lost_after_s: 0: must be greater than 0"),
         ("[policy]\nmax_pairs = 3", "policy.max_pairs: removed: delete this line"),
         ("[policy]\nmemory_link_s = 3", "policy.memory_link_s: removed: delete this line"),
+        ("[policy]\nmemory_horizon_s = 3", "policy.memory_horizon_s: removed: delete this line"),
         ("[cluster]\ndurable = true", "cluster.durable: removed: delete this line"),
         ("[policy]\nstall_after_max_s = 5", "policy.stall_after_s: 10: must not exceed policy.st"),
         ("[store]\ndump_count = -1", "store.dump_count: -1: must be greater than or equal to 0"),
@@ -131,14 +132,6 @@ def test_keys_of_the_agent_that_were_removed(
     monkeypatch.setenv("FRD_AGENT_OUTBOX_ROWS", "5000")
     with pytest.raises(ConfigError, match=r"^outbox_rows: removed: delete this line \(environment"):
         agent_config.load()
-
-
-def test_constants_are_shown_nowhere() -> None:
-    """The engine still has a field of the name; no text and no schema shows it."""
-    there = config.load()
-    assert hasattr(there.policy, "memory_link_s")
-    assert "memory_link_s" not in config.as_toml(there)
-    assert "memory_link_s" not in config.json_schema()["$defs"]["Policy"]["properties"]
 
 
 def test_variables_that_are_not_configuration_are_left_alone(

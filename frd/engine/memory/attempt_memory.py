@@ -5,7 +5,7 @@ second of it). For a short record, a shorter `policy.memory_warmup_s` than that 
 right.
 
 `frd.engine.memory.walk.series` decides what is usual of a series and when it rises,
-`frd.engine.memory.onset` which rank rose first.
+`frd.engine.memory.decisions` which rank rose first.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ from frd.model import (
     SeriesKind,
 )
 
+MAX_SERIES: Final = 131_072
+"""Of one attempt. They take 300 MB."""
 MOST_SHOWN: Final = 16
 """Rises in a view."""
 _AHEAD_NS: Final = 10 * SECOND
@@ -85,12 +87,11 @@ class Memory:
         """The handle of a series; what is known of it stays until its rank is forgotten.
 
         `node` says which ranks share host memory, `source` distinguishes two processes of one rank.
-        -1 without room, or beyond `policy.max_memory_series`: the samples are ignored.
+        -1 without room, or beyond `MAX_SERIES`: the samples are ignored.
         """
         handle = self._handles.get((info, source))
         if handle is None:
-            most = self._series.policy.max_memory_series
-            if not has_room or self._series.count >= most:
+            if not has_room or self._series.count >= MAX_SERIES:
                 self._turned_away += 1
                 return -1
             handle = self._handles[info, source] = self._series.count

@@ -18,16 +18,13 @@ from enum import Enum, auto
 from typing import Final
 
 from frd.engine.memory.coverage import Coverage
-from frd.engine.memory.walk.levels import REVEALED_NS, WINDOW_NS
+from frd.engine.memory.walk.levels import REVEALED_NS, TRAINING_STEP, WINDOW_NS
 from frd.engine.memory.walk.rank_rise import FOREVER, RankRise
 
 NEARLY_ALL: Final = 0.8
 """Share of the ranks that counts as nearly all."""
 COMPARABLE: Final = 0.2
 """Rises are alike if the smaller one is at least this share of the larger one."""
-_DOUBT_GAPS: Final = 10
-"""Samples for which a small excursion may still become a rise, if that is longer than the time
-after which a small rise is no cause."""
 _TOO_FEW: Final = 2
 """Of so few ranks, one whose memory rises a whole sample later is later. Of more ranks, whose steps
 jitter, those that rise within neighbouring samples rise together."""
@@ -324,7 +321,7 @@ class Decisions:
             and _are_nearly_all(later, coverage.ranks - 1)
             and all(one.from_start and one.lo_when_seen >= first.hi for one in others)
             and coverage.shown_at(first.hi, {first.rank}) <= horizon
-            and horizon - first.hi <= _DOUBT_GAPS * coverage.gap(first.rank)
+            and horizon - first.hi <= TRAINING_STEP * coverage.gap(first.rank)
         )
 
 
@@ -343,7 +340,8 @@ def _reach(one: RankRise, now: int) -> int:
 
 def _clear_at(one: RankRise, gap: int) -> int:
     """When it was known whether an excursion is a rise; what stays small is not one."""
-    doubted_until = one.seen + max(REVEALED_NS, _DOUBT_GAPS * gap)
+    # A small excursion may still become a rise while its step of the program goes on.
+    doubted_until = one.seen + max(REVEALED_NS, TRAINING_STEP * gap)
     clear = min(one.ready, one.end)
     return clear if one.established <= doubted_until else min(clear, doubted_until)
 

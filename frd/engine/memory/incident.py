@@ -54,9 +54,9 @@ class MemoryIncident:
     """No rank can have risen earlier without being seen by now."""
     nearly_all_rose: bool = False
     """(Nearly) all ranks rose soon after, perhaps for the same reason as the first one."""
-    decision: Decision | None = None
+    decision: Decision | None = field(default=None, compare=False)
     """Which ranks were first; None if no rise shows it."""
-    members: list[RankRise] = field(default_factory=list)
+    members: list[RankRise] = field(default_factory=list, compare=False)
     keep_until: int = 0
     """It is not over before then (aligned ns), because an allocation failed."""
     over: str = ""

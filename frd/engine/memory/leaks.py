@@ -18,6 +18,9 @@ from frd.engine.memory.rise import leak_rise
 from frd.engine.memory.walk.series import Series
 from frd.model import Int64s, Kind
 
+_HORIZON_WINDOWS: Final = 36
+"""A leak that would take longer than this many windows of the trend to exhaust the capacity is not
+reported: at ten minutes a window, people have six hours."""
 _CONFIRMED: Final = 2
 """How often in a row a trend must be seen, or not be seen, to count."""
 
@@ -51,15 +54,16 @@ class Leaks:
 
     def _measure(self) -> Int64s:
         """Judge the series that have a new floor, and return them."""
-        series, policy = self._series, self._series.policy
+        series = self._series
         row = series.trend.take_news()
         row = row[series.watched[row] & ~series.is_others(row)]
         if not len(row):
             return row
         rate, leaks = series.trend.measure(row)
-        leaks &= rate * policy.memory_leak_window_s >= series.visible[row]
+        risen = rate * series.trend.window_s
+        leaks &= risen >= series.visible[row]
         leaks &= (series.capacity_of(row) > 0) & ~series.is_young(row)
-        leaks &= series.headroom(row) <= rate * policy.memory_leak_horizon_s
+        leaks &= series.headroom(row) <= _HORIZON_WINDOWS * risen
         seen = series.leak_seen[row]
         missed = np.where(seen >= _CONFIRMED, -1, 0)
         series.leak_seen[row] = np.where(leaks, np.maximum(seen, 0) + 1, missed)
@@ -81,7 +85,7 @@ class Leaks:
             incident = incident or self._new(on_host, np.flatnonzero(seen))
             rank = int(series.rank[row])
             if rank not in incident.rows and incident.name(rank, row, policy.max_suspects):
-                incident.rises[rank] = leak_rise(series, row, policy.memory_leak_window_s)
+                incident.rises[rank] = leak_rise(series, row)
         return incident
 
     def _new(self, on_host: bool, leaking: Int64s) -> MemoryIncident:

@@ -106,9 +106,10 @@ def failed_rise(rank: int, onset: tuple[int, int], failures: Sequence[Failure]) 
     )
 
 
-def leak_rise(series: Series, row: int, window_s: float) -> MemoryRise:
+def leak_rise(series: Series, row: int) -> MemoryRise:
     """The rise of a leak over the window in which its trend was measured."""
-    rate, began_at = float(series.leak_rate[row]), int(series.trend.since(np.array([row]))[0])
+    rate, window_s = float(series.leak_rate[row]), series.trend.window_s
+    began_at = int(series.trend.since(np.array([row]))[0])
     risen = rise_of(series, row, (int(series.first[row]), began_at), ())
     return replace(risen, risen_bytes=round(rate * window_s), took_s=window_s, bytes_per_s=rate)
 

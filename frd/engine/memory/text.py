@@ -44,7 +44,7 @@ def duration(seconds: float) -> str:
     """``4.2 s``, ``12 min``, ``3.5 h``"""
     if seconds < 100:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"
 
 
 def headline(incident: MemoryIncident, nodes: str = "") -> str:

@@ -1,7 +1,7 @@
 """The verdict on recorded memory samples: the rank whose memory rose first, from files.
 
-`load_memory` reads files of telemetry events. All rises are found by `frd.offline.memory.rises`;
-which of them are alarming is decided by the live engine, to which each job's samples are fed.
+`load_memory` reads files of telemetry events. The live engine decides what rose, which
+rank was first and what alarms: each job's samples are fed to it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from frd.engine.attempt import Attempt
 from frd.engine.findings.claim import Known
 from frd.engine.findings.tracker import Tracker
 from frd.engine.memory.detector import MemoryDetector
+from frd.engine.memory.walk.levels import QUARTER
 from frd.engine.memory.walk.rank_rise import RankRise
 from frd.engine.policy import Policy
 from frd.engine.views import Rise
@@ -48,7 +49,7 @@ MAX_SECONDS: Final = 1e9
 """30 years; no recording is longer."""
 _FEW: Final = 2
 """A rank with fewer samples is not judged."""
-_WARMUP_SHARE: Final = 0.25
+_WARMUP_SHARE: Final = 1 / QUARTER
 """Of a short record so much, at most, is taken for the job's start, in which a rise alarms only
 if it goes on."""
 

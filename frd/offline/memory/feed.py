@@ -34,7 +34,6 @@ from frd.offline.memory.samples import Recorded, Stream
 from frd.offline.memory.telemetry import ALLOCATED, RESERVED, USED
 
 STEP_NS: Final = 1_000_000_000
-_COLUMNS: Final = 3
 _TOGETHER: Final = 128
 """Steps that are cut together."""
 _UNDECLARED: Final = -2
@@ -117,7 +116,7 @@ class Feed:
         self._attempt = attempt
         self._uncertainty_ns = uncertainty_ns
         self._declared: dict[int, RankInfo] = {}
-        self._series = np.full((len(lanes), _COLUMNS), _UNDECLARED, np.int32)
+        self._series = np.full((len(lanes), recorded.values.shape[1]), _UNDECLARED, np.int32)
         """By lane and column of `Recorded.values`, -1 for none."""
         self._capacity = np.array([lane.capacity for lane in lanes], np.int64)
         ooms = [oom for oom in recorded.ooms if oom.stream.job == lanes[0].stream.job]

@@ -24,6 +24,12 @@ def kept(mib: int, every_s: float, device: torch.device) -> torch.Tensor:
     return torch.ones(mib * MIB, dtype=torch.uint8, device=device)
 
 
+def take(device: torch.device) -> list[torch.Tensor]:
+    """Keeps 30 GiB within seconds, which threatens no large device."""
+    say_that_it_hangs()
+    return [kept(256, 0.05, device) for _ in range(120)]
+
+
 def oom(device: torch.device) -> list[torch.Tensor]:
     """Asks for more than it may have, and dies of it while the others wait."""
     torch.cuda.set_per_process_memory_fraction(SHARE, device)
@@ -49,7 +55,7 @@ def main() -> None:
     steps(300, device)
     held = []
     if rank == guilty:
-        held = {"leak": leak, "oom": oom, "fragments": fragments}[fault](device)
+        held = {"leak": leak, "take": take, "oom": oom, "fragments": fragments}[fault](device)
     while True:
         steps(1, device)
         assert rank != guilty or held

@@ -17,9 +17,21 @@ import pytest
 
 ENGINE = Path(__file__).parents[3] / "frd/engine"
 MODULES = [path for path in sorted(ENGINE.rglob("*.py")) if path.name != "policy.py"]
-MOST = 42
-"""Constants of time in the engine; seven are of questions to ranks and their answers, and three
+MOST = 46
+"""Constants of time in the engine; seven are of questions to ranks and their answers, and five
 were keys of the policy that no site had to set."""
+MEMORY = [
+    *sorted((ENGINE / "memory").rglob("*.py")),
+    *(ENGINE.parent / "offline/memory" / name for name in ("analyze.py", "feed.py", "notes.py")),
+]
+"""What decides about memory, live and of files."""
+MOST_OF_MEMORY = 30
+"""Numbers there; a verdict may hang on each."""
+UNITS = {
+    *(10.0**digits for digits in (3, 6, 9)),
+    *(1 << bits for bits in (10, 20, 30, 40, 50)),
+}
+"""Nanoseconds, and bytes."""
 SECOND = "SECOND"
 """The unit is no constant."""
 _A_TIME = re.compile(r"_(ns|us|ms|s)(_PER_[A-Z]+)?$", re.IGNORECASE)
@@ -127,6 +139,24 @@ def is_literal(node: ast.AST) -> bool:
     return any(map(is_number, operands)) and any(map(is_time, operands))
 
 
+def numbers(tree: ast.AST) -> Iterator[float]:
+    """Literals but 0, 1 and 2, and those that convert units."""
+    match tree:
+        case ast.BinOp(ast.Constant(int(left)), ast.LShift(), ast.Constant(int(right))) if (
+            left << right in UNITS
+        ):
+            return
+        case ast.BinOp(ast.Constant(int(left)), ast.Pow(), ast.Constant(int(right))) if (
+            left**right in UNITS
+        ):
+            return
+        case ast.Constant(int() | float() as value) if value not in {0, 1, 2, *UNITS}:
+            yield value
+        case _:
+            for part in ast.iter_child_nodes(tree):
+                yield from numbers(part)
+
+
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"))
 
@@ -144,6 +174,27 @@ def test_each_constant_of_time_has_its_reason(path: Path) -> None:
     unexplained = [constant.name for constant in constants(tree) if not constant.reason]
     assert not unexplained
     assert not list(literals(tree))
+
+
+def test_there_are_few_numbers_in_what_decides_about_memory() -> None:
+    """Over all of its modules; minutes and hours in texts for people are units."""
+    found = {path.name: list(numbers(parsed(path))) for path in MEMORY}
+    found["text.py"] = [number for number in found["text.py"] if number not in (60, 3600)]
+    assert sum(map(len, found.values())) <= MOST_OF_MEMORY, found
+
+
+@pytest.mark.parametrize(
+    ("source", "counted"),
+    [
+        ("x = 0 + 1 - 2.0 + True", []),
+        ("KIB = 1 << 10\nSECOND = 1_000_000_000\nSECONDS = 5 * 1e9 + 10**9", [5]),
+        ("MOST = 1 << 17", [17]),
+        ("def f(share=0.8): return share * -16", [0.8, 16]),
+    ],
+)
+def test_what_counts_as_a_number(source: str, counted: list[float]) -> None:
+    """Thresholds and sizes, but no units."""
+    assert list(numbers(ast.parse(source))) == counted
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -81,3 +84,33 @@ def test_the_tables_of_an_attempt_are_the_engines() -> None:
 def test_what_counts(holds: Callable[[ast.AST], bool], source: str, lines: list[int]) -> None:
     """Names as they are used in the service."""
     assert where(holds, source) == lines
+
+
+DECIDE: Final = ("coverage", "decisions", "incident", "incidents", "leaks", "report", "rise")
+"""Modules of `frd.engine.memory` that only `frd.engine` imports, as those of the walk below."""
+WALK: Final = ("excursions", "series", "trend", "recent")
+
+
+@pytest.mark.parametrize("module", ["frd.service.app", "frd.offline.memory.analyze"])
+def test_one_model_of_memory(module: str) -> None:
+    """The service and `frd analyze --memory` load every module of it."""
+    script = (
+        f"import sys, {module}\n"
+        "print(*(name for name in sys.modules if name.startswith('frd.engine.memory')))"
+    )
+    folder = ROOT / "frd/engine/memory"
+    names = [path.relative_to(ROOT).with_suffix("") for path in folder.rglob("*.py")]
+    modules = {".".join(name.parts).removesuffix(".__init__") for name in names}
+    loaded = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+    assert set(loaded.stdout.decode().split()) == modules
+
+
+def test_what_is_offline_decides_nothing_about_memory() -> None:
+    """It reads files, feeds their samples to the engine and shows what comes out."""
+    deciding = {f"frd.engine.memory.{name}" for name in DECIDE}
+    deciding |= {f"frd.engine.memory.walk.{name}" for name in WALK}
+    for path in sorted((ROOT / "frd/offline").rglob("*.py")):
+        tree = ast.parse(path.read_text("utf-8"))
+        imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert not imported & deciding, path
+    assert not (ROOT / "frd/offline/memory/rises").exists()

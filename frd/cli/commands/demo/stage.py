@@ -113,9 +113,11 @@ class Stage:
 
     def start_agent(self, *services: Addresses) -> None:
         addresses = ",".join(service.grpc for service in services)
+        bytes_ = self.scenario.machine_bytes
+        agent = ["frd.cli.commands.demo.small_machine", str(bytes_)] if bytes_ else ["frd_agent"]
         self.spawn(
             "agent",
-            [sys.executable, "-m", "frd_agent", "run", "--service", addresses]
+            [sys.executable, "-m", *agent, "run", "--service", addresses]
             + ["--run-dir", str(self.run_dir), "--metrics", "off"],
         )
 

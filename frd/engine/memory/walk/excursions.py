@@ -18,22 +18,27 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory.walk.levels import ENOUGH, LASTING, MOST, NOISE, REVEALED_NS
+from frd.engine.memory.walk.levels import (
+    ENOUGH,
+    LASTING,
+    MOST,
+    NOISE,
+    QUARTER,
+    REVEALED_NS,
+    TRAINING_STEP,
+)
 from frd.engine.state.tables import GrowingColumns, column
 from frd.model import Bools, Int64s
 
 CONTRAST: Final = 120
 """A rise is trusted if it is this many times as large as the usual range, divided by the samples
 that showed the range: 24 times if five did, thrice if forty did; certainly, with twice as many."""
-CLEAR: Final = 8
-"""A rise so many times as large as the usual range did not hide in it for long, and is no
-outlier."""
+CLEAR: Final = NOISE // 2
+"""A rise so many times as large as the usual range did not hide in it for long, and is no outlier:
+the range is little more than noise to it."""
 STEPS: Final = 3
 """Samples over which steepness is measured; as many beyond the band are no outliers, and as many
 are no dip."""
-QUARTER: Final = 4
-"""A rise that falls below a quarter of its height is over; what becomes four times as steep is
-another rise; a series is at its lowest within a quarter of its band."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +178,12 @@ class Excursions(GrowingColumns):
         returned = judged & near & (still > 0)
         judged &= ~returned & ((top > former) | (still >= STEPS))
         trusted = judged & self._is_trusted(row, rise)
-        long = np.where(self.calm[row] < ENOUGH, LASTING, np.maximum(LASTING // 2, self.calm[row]))
+        long = np.where(self.calm[row] < ENOUGH, LASTING, np.maximum(TRAINING_STEP, self.calm[row]))
         lasts = judged & ~trusted & (self.above[row] >= 2 * long)
-        stays = is_up & (self.steady[row] >= LASTING // 2)
+        stays = is_up & (self.steady[row] >= TRAINING_STEP)
         usual = (lasts & ~stays) | returned
         ready = was_ready | trusted | (lasts & stays)
-        wait = np.where(established, np.maximum(LASTING // 2, samples // QUARTER), LASTING)
+        wait = np.where(established, np.maximum(TRAINING_STEP, samples // QUARTER), LASTING)
         # A tooth does not grow after its peak, but is no level.
         is_level = ready | ~established | (still_low >= top - rise // QUARTER)
         settled = is_level & (still >= np.maximum(wait, patience)) & ~fell & ~usual

@@ -19,7 +19,6 @@ MAX_BYTES: Final = 1 << 50
 """A larger value is refused."""
 _MAX_OF_CAPACITY: Final = 4
 """A value more than this many times its capacity is refused."""
-_MOST_MOMENTS: Final = 16
 _highest = np.maximum.reduce
 _lowest = np.minimum.reduce
 """Ufuncs themselves: most batches are small, and methods of arrays cost more than the work."""
@@ -96,12 +95,10 @@ class Inbox(GrowingColumns):
         return int(bad.sum())
 
     def _split(self, columns: MemoryColumns) -> None:
-        """In pieces that are short in number and time, each of them series with a sample."""
+        """In pieces of one bin, each of them series with a sample."""
         start, begin = 0, columns.begin_ns
         while start < len(begin):
-            stop = min(start + _MOST_MOMENTS, len(begin))
-            if begin[stop - 1] - begin[start] >= BIN_NS:
-                stop = int(begin.searchsorted(begin[start] + BIN_NS))
+            stop = int(begin.searchsorted(begin[start] + BIN_NS))
             piece = _with_samples(
                 MemoryColumns(
                     columns.series,

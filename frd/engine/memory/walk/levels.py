@@ -35,16 +35,21 @@ rise that goes on."""
 REVEALED_NS: Final = 5 * SECOND
 """How long a rise may look smaller than it is, because a usual movement hides it or it climbs in
 steps. All ranks begin a phase of the program (an evaluation) within this."""
-LASTING: Final = 20
+TRAINING_STEP: Final = 10
+"""The length, in samples, of a training step that is sampled well. For so long a level is not
+judged, since the rest of a step may be elsewhere; one of so many samples may be a wrong reading."""
+LASTING: Final = 2 * TRAINING_STEP
 """So many of the newest samples do not show what is usual, and what has lasted for so many is no
-outlier. Half of it is the length of a training step that is sampled well."""
+outlier."""
 ENOUGH: Final = 5
 """Fewer samples show no level: the series may have been rising before."""
 NOISE: Final = 16
 """This part of a size is noise to it: of the least rise what drivers and interpreters take by
 themselves, of a rise what is no growth, of a drop what is no level."""
-LOW_SHARE: Final = 10
-"""One of so many samples may be a wrong reading."""
+QUARTER: Final = 4
+"""A quarter of a size is the least that is a part of it: a rise that falls below a quarter of its
+height is over, what becomes four times as steep is another rise, a series is at its lowest within a
+quarter of its band, and a line fits if a quarter of its rise is left and right of it."""
 _AT: Final = np.arange(CELLS)
 
 
@@ -199,7 +204,7 @@ class Levels(GrowingColumns):
         lows, highs = np.where(is_known, self._low[row], MOST), self._high[row]
         high = np.where(is_known, highs, -1).max(axis=1)
         former = np.where(begin > _AT, highs, -1).max(axis=1)
-        low = np.sort(lows, axis=1)[np.arange(len(row)), is_known.sum(axis=1) // LOW_SHARE]
+        low = np.sort(lows, axis=1)[np.arange(len(row)), is_known.sum(axis=1) // TRAINING_STEP]
         share = 1 / 2 + ENOUGH / (self._samples[row] * is_known).sum(axis=1)
         slack = np.maximum(((high - low) * share).astype(np.int64), least_slack)
         _, dip = self._low_runs(row, (np.maximum(high, former) + low) // 2)

@@ -21,13 +21,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from frd.engine.memory.walk.excursions import CLEAR, QUARTER, STEPS, Excursions, Level, Step
+from frd.engine.memory.walk.excursions import CLEAR, STEPS, Excursions, Level, Step
 from frd.engine.memory.walk.levels import (
     BATCH_NS,
     ENOUGH,
     LASTING,
     MOST,
     NOISE,
+    QUARTER,
     REVEALED_NS,
     SECOND,
     WINDOW_NS,
@@ -138,8 +139,8 @@ class Series(GrowingColumns):
     grown_to: Int64s = column(np.int64)
     grown_at: Int64s = column(np.int64)
     """When it last grew by enough to say that it grows."""
-    paced_at: Int64s = column(np.int64, 0, 3)
-    paced: Int64s = column(np.int64, 0, 3)
+    paced_at: Int64s = column(np.int64, 0, STEPS)
+    paced: Int64s = column(np.int64, 0, STEPS)
     """The peak when its pace was last measured, and the two times before."""
     pace: Float64s = column(np.float64)
     rate: Float64s = column(np.float64)
@@ -162,7 +163,7 @@ class Series(GrowingColumns):
         self.levels = Levels()
         self.excursions = Excursions()
         self.recent = Recent()
-        self.trend = Trend(policy.memory_leak_window_s)
+        self.trend = Trend()
         self.rises: list[RankRise] = []
         """New ones since they were last taken."""
         self._open: dict[int, RankRise] = {}
@@ -515,7 +516,7 @@ class Series(GrowingColumns):
         if not due.any():
             return
         row, now, peak = row[due], now[due], peak[due]
-        before, was = self.paced_at[row, :2], self.paced[row, :2]
+        before, was = self.paced_at[row, :-1], self.paced[row, :-1]
         self.paced_at[row] = np.column_stack((now, before))
         self.paced[row] = np.column_stack((peak, was))
         rates = (peak[:, None] - was) / (now[:, None] - before)

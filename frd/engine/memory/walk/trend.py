@@ -12,15 +12,14 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory.walk.levels import MOST
+from frd.engine.memory.walk.levels import CELLS, MOST, QUARTER, SECOND, WINDOW_NS
 from frd.engine.state.tables import GrowingColumns, column
 from frd.model import Bools, Float64s, Int32s, Int64s
 
-FLOORS: Final = 16
-_LEAST_FIT: Final = 4.0
-"""How many times the rise over the window must exceed what is left and right of the line."""
-_SLOWING: Final = 0.5
-"""A second half that rises by less than this part of the first is slowing down."""
+FLOORS: Final = CELLS // 2
+"""As many as show what is usual of a series."""
+LEAK_WINDOW_NS: Final = 10 * WINDOW_NS
+"""A leak is a steady rise for this long; caches take less to fill up."""
 
 
 class Trend(GrowingColumns):
@@ -33,9 +32,10 @@ class Trend(GrowingColumns):
     _low: Int64s = column(np.int64, MOST)
     _news: Bools = column(np.bool_)
 
-    def __init__(self, window_s: float) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._stretch_ns = round(window_s * 1e9 / FLOORS)
+        self.window_s = LEAK_WINDOW_NS / SECOND
+        self._stretch_ns = LEAK_WINDOW_NS // FLOORS
 
     def add(self, row: Int64s, begin: Int64s, low: Int64s) -> None:
         """The lowest value of each series since the last call, which began at `begin`."""
@@ -73,5 +73,5 @@ class Trend(GrowingColumns):
         half = FLOORS // 2
         first = floors[:, half - 1] - floors[:, 0]
         second = floors[:, -1] - floors[:, half]
-        steady = (rise > _LEAST_FIT * scatter) & (second > _SLOWING * first) & (first > 0)
-        return slope / self._stretch_ns * 1e9, steady & (rise > 0)
+        steady = (rise > QUARTER * scatter) & (2 * second > first) & (first > 0)
+        return slope / self._stretch_ns * SECOND, steady & (rise > 0)

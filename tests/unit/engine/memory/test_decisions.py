@@ -84,6 +84,17 @@ def test_sizes_are_waited_for() -> None:
     assert [one.ranks for one in decisions.decided] == [{2}, {0, 1, 3}]
 
 
+def test_a_chain_of_onsets() -> None:
+    """Each of three onsets overlaps with the next one: the first two ranks may each have been
+    first, and the third rose when the first already had. All are trusted later."""
+    decisions, rises = Decisions(), [jump(rank, 10 + rank) for rank in range(3)]
+    for rise in rises:
+        rise.lo = rise.lo_when_seen = rise.hi - 3 * S // 2
+        rise.ready = EPOCH + 13 * S
+    assert advance(decisions, 20, *rises, ranks=8) == [Outcome.FIRST] * 2
+    assert [one.ranks for one in decisions.decided] == [{0, 1}, {2}]
+
+
 def test_what_is_over_is_forgotten() -> None:
     """Of two rises that were named the first has fallen back, and only the other one is kept."""
     decisions = Decisions()

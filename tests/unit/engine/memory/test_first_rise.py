@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from frd.engine.memory import attempt_memory
 from frd.engine.memory.attempt_memory import Memory
 from frd.engine.memory.incident import MemoryIncident
+from frd.engine.memory.walk.levels import SECOND, WINDOW_NS
 from frd.engine.policy import Policy
 from frd.engine.views import Attribution
 from frd.model import (
@@ -289,7 +291,6 @@ def gpu(*own: Curve, whole: Curve) -> list[Row]:
     ]
 
 
-LEAK_POLICY = Policy(memory_warmup_s=10, memory_leak_window_s=96)
 OWN = level(2)
 TAKEN = {
     "another user of a session fills its cgroup": in_cgroup(
@@ -314,7 +315,7 @@ def test_what_others_take_accuses_no_rank(name: str) -> None:
     assert incident.of_others
     assert len(last_of_each(versions)) == 1
     assert incident.rises[0].exhausted_in_s is not None
-    assert incident.rises[0].exhausted_in_s < Policy().memory_horizon_s
+    assert incident.rises[0].exhausted_in_s < WINDOW_NS / SECOND
 
 
 CALM_THERE = {
@@ -330,10 +331,11 @@ CALM_THERE = {
 }
 
 
+@pytest.mark.usefixtures("short_leaks")
 @pytest.mark.parametrize("name", CALM_THERE)
 def test_what_others_take_slowly_is_no_incident(name: str) -> None:
     """Others use memory of the node, as they may: it will not run out soon."""
-    assert play(Job(CALM_THERE[name], 250, policy=LEAK_POLICY)) == []
+    assert play(Job(CALM_THERE[name], 250)) == []
 
 
 def test_others_add_no_victim_and_hide_no_suspect() -> None:
@@ -347,11 +349,12 @@ def test_others_add_no_victim_and_hide_no_suspect() -> None:
     assert (others.of_others, others.ranks) == (True, (2, 3))
 
 
+@pytest.mark.usefixtures("short_leaks")
 def test_a_leak_of_one_rank_in_a_shared_cgroup() -> None:
     """All ranks of a pod have the series of the rank that leaks, which is named alone."""
     leak = ramp(12, 0.02)
     rows = in_cgroup(OWN, plus(OWN, leak), OWN, whole=plus(level(9), leak))
-    incident = only(play(Job(rows, 250, policy=LEAK_POLICY)))
+    incident = only(play(Job(rows, 250)))
     assert (incident.leak, incident.common, incident.ranks) == (True, False, (1,))
 
 
@@ -436,9 +439,8 @@ def test_an_allocation_fails_without_a_rise_before() -> None:
 def test_the_first_cause_is_not_who_ran_out() -> None:
     """Ranks 2 and 3 run out of memory, but that of rank 1 rose before."""
     failures = [Failure(36.0, rank=2), Failure(36.2, rank=3)]
-    policy = Policy(memory_warmup_s=10, memory_horizon_s=1)
     more = {1: ramp(30, 3, 30), 2: step(34, 20)}
-    *_, last = play(rising(40, more, failures=failures, policy=policy))
+    *_, last = play(rising(40, more, failures=failures))
     assert (last.kind, last.ranks, last.failed) == (Kind.OOM, (1,), {2, 3})
 
 
@@ -475,27 +477,30 @@ def test_a_kill_is_about_host_memory() -> None:
 # -- leaks ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("short_leaks")
 def test_a_leak_is_called_one() -> None:
     """The floor of a saw-tooth rises slowly: reported for one rank, long before memory is short."""
     more = dict.fromkeys(range(3), saw(6, 0.9)) | {1: plus(saw(6, 0.9), ramp(20, 0.02))}
-    incident = only(play(rising(200, more, of=3, policy=LEAK_POLICY)))
+    incident = only(play(rising(200, more, of=3)))
     assert incident.leak
     assert incident.ranks == (1,)
     assert incident.rises[1].bytes_per_s == pytest.approx(0.02 * GIB, rel=0.3)
 
 
+@pytest.mark.usefixtures("short_leaks")
 def test_a_leak_of_all_ranks_is_common_though_some_windows_end_later() -> None:
     """All ranks leak alike; agents started one after the other, so their windows end apart."""
     leaking = plus(CALM, saw(6, 0.9), ramp(20, 0.02))
     rows = [Row(rank, leaking, sampler=Sampler(start=1.4 * rank)) for rank in range(4)]
-    reports = play(Job(rows, 150, policy=LEAK_POLICY))
+    reports = play(Job(rows, 150))
     assert reports[0].leak
     assert reports[0].common
 
 
+@pytest.mark.usefixtures("short_leaks")
 def test_a_leak_that_stops_is_over() -> None:
     """The trend has not been seen for a while."""
-    reports = play(rising(320, {1: ramp(20, 0.02, 3.2)}, of=2, policy=LEAK_POLICY))
+    reports = play(rising(320, {1: ramp(20, 0.02, 3.2)}, of=2))
     assert [one.over for one in reports] == ["", "", "memory no longer rises"]
 
 
@@ -600,9 +605,10 @@ def test_headroom_of_a_device_of_unknown_size_is_unknown() -> None:
 # -- input ---------------------------------------------------------------------------------------
 
 
-def test_series_have_a_limit() -> None:
+def test_series_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is too many is turned away and counted, and its samples do no harm."""
-    memory = Memory(Policy(max_memory_series=1))
+    monkeypatch.setattr(attempt_memory, "MAX_SERIES", 1)
+    memory = Memory(Policy())
     info = SeriesInfo(0, SeriesKind.HOST_USED)
     assert memory.series(info) == memory.series(info) == 0
     assert memory.series(replace(info, rank=1)) == -1

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from frd.engine.memory.attempt_memory import Memory
+from frd.engine.memory.walk import trend
 from frd.engine.policy import Policy
 from frd.model import (
     Kind,
@@ -181,9 +182,10 @@ def test_a_late_failure_of_more_ranks_than_a_finding_lists() -> None:
     assert list(second.rises) == [0, 1]
 
 
+@pytest.mark.usefixtures("short_leaks")
 def test_more_leaks_than_a_finding_lists() -> None:
     """Three of six ranks leak: all are named, two are described."""
-    policy = Policy(memory_warmup_s=10, memory_leak_window_s=96, max_suspects=2)
+    policy = Policy(memory_warmup_s=10, max_suspects=2)
     leaking = plus(level(40), ramp(20, 0.02))
     rows = [Row(rank, leaking if rank < 3 else level(40)) for rank in range(6)]
     reports = play(Job(rows, 200, policy=policy))
@@ -191,9 +193,10 @@ def test_more_leaks_than_a_finding_lists() -> None:
     assert {len(one.rises) for one in reports} == {2}
 
 
-def test_a_leak_that_no_sample_confirms_is_not_named_again() -> None:
+def test_a_leak_that_no_sample_confirms_is_not_named_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process and its whole device leak; the next process is calm and reports no device."""
-    memory = Memory(Policy(memory_warmup_s=5, memory_leak_window_s=48))
+    monkeypatch.setattr(trend, "LEAK_WINDOW_NS", 48 * S)
+    memory = Memory(Policy(memory_warmup_s=5))
     kinds = Series.TORCH_RESERVED, Series.DEVICE_USED
     series = [memory.series(SeriesInfo(0, kind, "GPU-0")) for kind in kinds]
     history = History(memory)

@@ -7,7 +7,7 @@ import pytest
 
 from frd.engine.memory.walk.levels import Levels
 from frd.engine.memory.walk.series import KINDS, Series
-from frd.engine.memory.walk.trend import FLOORS, Trend
+from frd.engine.memory.walk.trend import FLOORS, LEAK_WINDOW_NS, Trend
 from frd.engine.policy import Policy
 from frd.model import Int64s, MemoryColumns, SeriesInfo, SeriesKind
 from tests.world.memory import EPOCH, GIB, MIB, Curve, S, level, plus, ramp, step
@@ -66,27 +66,26 @@ def test_a_level_that_was_left_is_remembered() -> None:
 
 
 def trend(floors: list[float], *, between: int = 0) -> tuple[float, bool]:
-    """Bytes a second and whether that is a leak's trend, of floors ten seconds apart; each time
-    the series was higher as well, by `between` or some times that."""
-    made = Trend(10.0 * FLOORS)
+    """Bytes from floor to floor and whether that is a leak's trend; each time the series was higher
+    as well, by `between` or some times that."""
+    made, apart = Trend(), LEAK_WINDOW_NS // FLOORS
     made.reserve(1)
     for number, floor in enumerate(floors):
         for part, higher in enumerate((between, 0, between * (number % 3))):
-            begin = EPOCH + number * 10 * S + part * 3 * S
+            begin = EPOCH + number * apart + part * apart // 3
             made.add(ROW, ROW + begin, ROW + int(floor) + higher)
-    made.add(ROW, ROW + EPOCH + len(floors) * 10 * S, ROW)
+    made.add(ROW, ROW + EPOCH + len(floors) * apart, ROW)
     assert made.take_news().tolist() == [0]
     rate, steady = made.measure(ROW)
-    return float(rate[0]), bool(steady[0])
+    return float(rate[0]) * apart / S, bool(steady[0])
 
 
 @pytest.mark.parametrize("between", [0, 500 * MIB])
 def test_floors_that_rise_steadily_are_a_leak(between: int) -> None:
-    """A megabyte in ten seconds, whatever the series does above its floor; the ring of floors goes
-    round."""
+    """A megabyte each, whatever the series does above its floor; the ring of floors goes round."""
     for count in (FLOORS, FLOORS + 5):
         rate, steady = trend([100 * MIB + number * MIB for number in range(count)], between=between)
-        assert rate == pytest.approx(MIB / 10)
+        assert rate == pytest.approx(MIB)
         assert steady
 
 
