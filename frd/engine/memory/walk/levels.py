@@ -45,7 +45,7 @@ NOISE: Final = 16
 themselves, of a rise what is no growth, of a drop what is no level."""
 LOW_SHARE: Final = 10
 """One of so many samples may be a wrong reading."""
-_AT: Final = np.arange(CELLS)
+_AT: Final = np.arange(CELLS, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +152,13 @@ class Levels(GrowingColumns):
         cells: Int64s = (upto < older[:, None]).sum(axis=1) + (older > 0)
         return cells
 
-    def may_have_left(self, row: Int64s, high: Int64s) -> Bools:
-        """The last cell is below the usual range of these series."""
-        return self._high[row, self._cells[row] - 1] < high
+    def may_have_left(self, row: Int64s, high: Int64s, least_drop: int) -> Bools:
+        """The last cell is below the usual range of these series, and far enough below the highest
+        one that `leave` need look at them."""
+        newest: Int64s = self._high[row, self._cells[row] - 1]
+        highest = self._high[row].max(axis=1)
+        is_low: Bools = (newest < high) & (highest - newest >= least_drop // 2)
+        return is_low
 
     def leave(self, row: Int64s, least_drop: int, noise: int) -> None:
         """If memory was released and stays so, longer than it usually does, only what came after
