@@ -188,9 +188,10 @@ class Memory:
         new = self._series.take_rises()
         if new or self._decisions.is_busy:
             coverage = Coverage(self._series)
-            self._horizon = coverage.horizon(now)
-            self._decisions.advance(self._horizon, new, coverage)
-            self._decisions.forget(self._horizon - self.kept_ns)
+            before, self._horizon = self._horizon, coverage.horizon(now)
+            if new or self._horizon != before:
+                self._decisions.advance(self._horizon, new, coverage)
+                self._decisions.forget(self._horizon - self.kept_ns)
 
     def rises(
         self, uncertain: Set[int] = frozenset(), *, is_over: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -41,14 +42,17 @@ class Coverage:
         self._quiet = series.quiet_from[main], series.quiet_to[main]
         self._silence = np.maximum(STEPS * self._gap, BATCH_NS)
         self._last = self.newest if is_over else np.full(len(self.rank), MOST)
-        self._place = {one: at for at, one in enumerate(self.rank.tolist())}
 
     @property
     def ranks(self) -> int:
         return len(self.rank)
 
+    @cached_property
+    def _gaps(self) -> dict[int, int]:
+        return dict(zip(self.rank.tolist(), self._gap.tolist(), strict=True))
+
     def gap(self, rank: int) -> int:
-        return int(self._gap[self._place[rank]]) if rank in self._place else 0
+        return self._gaps.get(rank, 0)
 
     def horizon(self, now: int) -> int:
         """Up to then all samples have come, but for those of ranks that are silent."""

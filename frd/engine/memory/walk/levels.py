@@ -50,7 +50,7 @@ QUARTER: Final = 4
 """A quarter of a size is the least that is a part of it: a rise that falls below a quarter of its
 height is over, what becomes four times as steep is another rise, a series is at its lowest within a
 quarter of its band, and a line fits if a quarter of its rise is left and right of it."""
-_AT: Final = np.arange(CELLS)
+_AT: Final = np.arange(CELLS, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +157,13 @@ class Levels(GrowingColumns):
         cells: Int64s = (upto < older[:, None]).sum(axis=1) + (older > 0)
         return cells
 
-    def may_have_left(self, row: Int64s, high: Int64s) -> Bools:
-        """The last cell is below the usual range of these series."""
-        return self._high[row, self._cells[row] - 1] < high
+    def may_have_left(self, row: Int64s, high: Int64s, least_drop: int) -> Bools:
+        """The last cell is below the usual range of these series, and far enough below the highest
+        one that `leave` need look at them."""
+        newest: Int64s = self._high[row, self._cells[row] - 1]
+        highest = self._high[row].max(axis=1)
+        is_low: Bools = (newest < high) & (highest - newest >= least_drop // 2)
+        return is_low
 
     def leave(self, row: Int64s, least_drop: int, noise: int) -> None:
         """If memory was released and stays so, longer than it usually does, only what came after

@@ -82,4 +82,4 @@ class RankRise:
 
     def may_be_rise(self, now: int) -> bool:
         """At that time it was not known whether it is a rise."""
-        return self.seen <= now < min(self.ready, self.end)
+        return self.seen <= now < self.ready and now < self.end

@@ -49,6 +49,8 @@ LARGE: Final = 0.05
 HIGH: Final = 0.9
 """and reaches this share of the capacity, or will exhaust it within `WINDOW_NS`."""
 SMALL_BYTES: Final = 1 << 30
+_IN_CACHE: Final = 4096
+"""Series whose cells are looked at together: the arrays of more would not stay in the cache."""
 _VISIBLE: Final = 1 / 200
 """A rise that says something is this share of a capacity, but never need be more than a GiB."""
 
@@ -168,6 +170,8 @@ class Series(GrowingColumns):
         """New ones since they were last taken."""
         self._open: dict[int, RankRise] = {}
         """By row, of those that are out."""
+        self._is_news = False
+        """Samples came since rises were last taken."""
         self._parts: dict[int, list[RankRise]] = {}
         """By row, the parts of its rise."""
         self.near: dict[tuple[int, int], list[int]] = {}
@@ -205,6 +209,7 @@ class Series(GrowingColumns):
 
         A value of -1 is no sample; every row has one.
         """
+        self._is_news = True
         row, values = columns.series.astype(np.int64, copy=False), columns.values
         begin, end = columns.begin_ns, columns.end_ns
         n, moments = values.shape
@@ -308,14 +313,15 @@ class Series(GrowingColumns):
 
     def _learn(self, row: Int64s) -> None:
         """The open cells of these series are complete: compute what is usual."""
-        if not len(row):
-            return
-        self.levels.complete(row, self.gap[row])
-        dropped = row[self.known[row] & self.levels.may_have_left(row, self.high[row])]
-        if len(dropped):
-            self.levels.leave(dropped, self.policy.memory_min_rise_bytes, self._noise)
-        self._measure(row)
-        self.known[row] = True
+        least_drop = self.policy.memory_min_rise_bytes
+        for start in range(0, len(row), _IN_CACHE):
+            part = row[start : start + _IN_CACHE]
+            self.levels.complete(part, self.gap[part])
+            low = self.levels.may_have_left(part, self.high[part], least_drop)
+            if (dropped := part[self.known[part] & low]).size:
+                self.levels.leave(dropped, least_drop, self._noise)
+            self._measure(part)
+            self.known[part] = True
 
     def _measure(self, row: Int64s) -> None:
         usual = self.levels.usual(row, self._noise)
@@ -502,8 +508,9 @@ class Series(GrowingColumns):
 
     def take_rises(self) -> list[RankRise]:
         """The new rises since the last call; all that go on are up to date."""
-        for rise in self._open.values():
+        for rise in self._open.values() if self._is_news else ():
             self._update(rise)
+        self._is_news = False
         found, self.rises = self.rises, []
         return found
 
@@ -579,19 +586,19 @@ class Series(GrowingColumns):
 
     def attribution(self, row: int) -> Attribution:
         """The owner of the memory that this series shows."""
-        rows = [at for at in self.near.get(self._place(row), [row]) if self.value[at] >= 0]
-        gains = dict(
-            zip((KINDS[self.kind[at]] for at in rows), self.gain(np.array(rows)), strict=True)
-        )
         match KINDS[self.kind[row]]:
             case SeriesKind.HOST_USED:
                 return Attribution.HOST
             case SeriesKind.TORCH_RESERVED | SeriesKind.TORCH_ALLOCATED:
                 return Attribution.ALLOCATOR
             case kind:
-                torch = gains.get(SeriesKind.TORCH_RESERVED, gains.get(SeriesKind.TORCH_ALLOCATED))
-                if torch is not None and 2 * torch >= self.gain(np.array([row]))[0]:
-                    return Attribution.ALLOCATOR
+                near = self.near.get(self._place(row), [row])
+                kinds = {KINDS[self.kind[at]]: at for at in near if self.value[at] >= 0}
+                torch = kinds.get(SeriesKind.TORCH_RESERVED, kinds.get(SeriesKind.TORCH_ALLOCATED))
+                if torch is not None:
+                    of_torch, of_all = self.gain(np.array([torch, row]))
+                    if 2 * of_torch >= of_all:
+                        return Attribution.ALLOCATOR
                 if kind is SeriesKind.PROCESS_USED:
                     return Attribution.PROCESS if torch is None else Attribution.DRIVER
                 return Attribution.UNKNOWN if torch is None else Attribution.OUTSIDE
