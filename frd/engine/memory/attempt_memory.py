@@ -68,8 +68,8 @@ class Memory:
         self._inbox = Inbox(self._series)
         numbers = count(1)
         self._decisions = Decisions()
-        self._incidents = Incidents(self._series, self._decisions, numbers)
         self._leaks = Leaks(self._series, numbers)
+        self._incidents = Incidents(self._series, self._decisions, self._leaks, numbers)
         self._horizon = 0
         self.kept_ns = SETTLED_NS
         """How long rises are reported that are over."""

@@ -28,6 +28,7 @@ from frd.engine.memory.decisions import (
     Outcome,
 )
 from frd.engine.memory.incident import RAN_OUT, MemoryIncident
+from frd.engine.memory.leaks import Leaks
 from frd.engine.memory.rise import Failure, MemoryRise, failed_rise, rise_of
 from frd.engine.memory.walk.levels import BATCH_NS, NOISE, REVEALED_NS, SECOND, WINDOW_NS
 from frd.engine.memory.walk.rank_rise import FOREVER, RankRise
@@ -39,9 +40,12 @@ from frd.model import AlignedNs, Int64s, Kind
 class Incidents:
     """The incidents over the series of one attempt, whose `incident` column it keeps."""
 
-    def __init__(self, series: Series, decisions: Decisions, numbers: Iterator[int]) -> None:
+    def __init__(
+        self, series: Series, decisions: Decisions, leaks: Leaks, numbers: Iterator[int]
+    ) -> None:
         self._series = series
         self._decisions = decisions
+        self._leaks = leaks
         self._numbers = numbers
         self._known: list[MemoryIncident] = []
         """Those that are not over."""
@@ -79,7 +83,9 @@ class Incidents:
         """Decided rises that alarm and belong to no incident."""
         free = self._free(on_host)
         for decision, rises in free:
-            if any(one.alarming_at < FOREVER for one in rises if not one.incident):
+            alarming = [one for one in rises if one.alarming_at < FOREVER and not one.incident]
+            of_leaks = [one for one in alarming if self._leaks.take(one)]
+            if len(of_leaks) < len(alarming):
                 self._new(*self._cause(decision, rises, free), covered, Kind.MEMORY_SPIKE)
 
     def _free(self, on_host: bool) -> list[tuple[Decision, list[RankRise]]]:

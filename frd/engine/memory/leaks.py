@@ -14,7 +14,9 @@ import numpy as np
 
 from frd.engine.memory.decisions import NEARLY_ALL
 from frd.engine.memory.incident import MemoryIncident
-from frd.engine.memory.rise import leak_rise
+from frd.engine.memory.rise import leak_rise, rise_of
+from frd.engine.memory.walk.levels import WINDOW_NS
+from frd.engine.memory.walk.rank_rise import RankRise
 from frd.engine.memory.walk.series import Series
 from frd.model import Int64s, Kind
 
@@ -50,7 +52,22 @@ class Leaks:
         return found
 
     def _goes_on(self, incident: MemoryIncident) -> bool:
-        return bool(self._series.leak_seen[[*incident.rows.values()]].any())
+        rows = [*incident.rows.values()]
+        series = self._series
+        grows = series.rising[rows] & (series.end[rows] - series.grown_at[rows] <= WINDOW_NS)
+        return bool((series.leak_seen[rows] != 0).any() or grows.any())
+
+    def take(self, rise: RankRise) -> bool:
+        """Whether a rise that alarms is that of a leak, which was named while it went on: then that
+        finding says how little is left now."""
+        incident = self._known.get(rise.on_host)
+        named = incident.rises.get(rise.rank) if incident is not None else None
+        if incident is None or named is None or rise.lo > named.at:
+            return False
+        rise.incident = self._series.incident[rise.row] = incident.number
+        incident.rows[rise.rank] = rise.row
+        incident.rises[rise.rank] = rise_of(self._series, rise.row, (rise.lo, rise.hi), ())
+        return True
 
     def _measure(self) -> Int64s:
         """Judge the series that have a new floor, and return them."""
@@ -81,6 +98,10 @@ class Leaks:
         confirmed = np.flatnonzero(seen >= _CONFIRMED)
         shared, pool = series.shared[confirmed], series.pool[confirmed]
         confirmed = confirmed[~(shared & np.isin(pool, pool[~shared]))]
+        reported = (series.incident[:n] > 0) & (series.on_host[:n] == on_host)
+        number = incident.number if incident is not None else 0
+        reported &= series.incident[:n] != number
+        confirmed = confirmed[~np.isin(series.rank[confirmed], series.rank[:n][reported])]
         for row in confirmed[np.isin(confirmed, news)].tolist():
             incident = incident or self._new(on_host, np.flatnonzero(seen))
             rank = int(series.rank[row])
