@@ -101,8 +101,7 @@ class Attendance:
     @property
     def unstarted(self) -> Int32s:
         """Those of `inside` whose device has not started it."""
-        unstarted: Int32s = self.inside[self.timed & ~self.started]
-        return unstarted
+        return self.inside[self.timed & ~self.started]
 
 
 class Waits:

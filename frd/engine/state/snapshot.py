@@ -248,8 +248,7 @@ class Snapshot:
     def is_late(self, as_of: Int64s | int, late_s: float) -> Bools:
         """What was reported up to these times is older than `late_s`, and not because the engine
         itself was away: reports of that time may still wait for it."""
-        late: Bools = self.now - np.maximum(as_of, self.attended_since) > late_s * 1e9
-        return late
+        return self.now - np.maximum(as_of, self.attended_since) > late_s * 1e9
 
     def moment(self, rank: int, at: AlignedNs) -> UncertainTime:
         """A time of the clock of `rank`; without bounds when the rank is unknown."""

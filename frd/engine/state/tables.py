@@ -190,8 +190,7 @@ class RankTable(GrowingColumns):
         passed = aligned - self.clock_aligned[rank]
         rate = self.clock_rate[rank]
         gained = (passed * (rate / (1 + rate))).astype(np.int64)
-        node_ns: Int64s = self.clock_at[rank] + passed - gained
-        return node_ns
+        return self.clock_at[rank] + passed - gained
 
     def set_clock(
         self,
