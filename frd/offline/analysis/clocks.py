@@ -299,8 +299,7 @@ class _Settled:
 
     @property
     def is_crossed(self) -> Bools:
-        crossed: Bools = self.low > self.high
-        return crossed
+        return self.low > self.high
 
 
 def _settle(low: Int64s, high: Int64s, samples: Samples) -> _Settled:
