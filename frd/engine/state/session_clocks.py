@@ -7,6 +7,7 @@ Both are estimated elsewhere (`frd.engine.clocks`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from typing import Final
 
 import numpy as np
@@ -92,9 +93,4 @@ class SessionClocks:
             return []
         rank = np.flatnonzero(unknown)
         rank = rank[np.argsort(session[rank], kind="stable")]
-        ends = np.flatnonzero(np.diff(session[rank], append=-1)) + 1
-        sorted_ranks = rank.tolist()
-        return [
-            tuple(sorted_ranks[start:end])
-            for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)
-        ]
+        return [tuple(some) for _, some in groupby(rank.tolist(), key=session.item)]

@@ -270,6 +270,11 @@ class Snapshot:
         return self.moment(int(stalled.rank[first]), AlignedNs(int(overdue[first])))
 
 
+def run_starts(*columns: npt.NDArray[Any]) -> Int64s:
+    """Of sorted columns, the rows at which a value changes; the first column is never negative."""
+    return np.flatnonzero(np.any(np.diff(columns, prepend=-1), axis=0))
+
+
 def row_of(ranks: Int32s, rank: int) -> int:
     """The place of a rank in an ascending column, -1 when it is not there."""
     row = int(ranks.searchsorted(rank))
@@ -319,8 +324,7 @@ class StallTable:
         rank = np.where(seq == UNKNOWN_SEQ, self.rank[selected], -1)
         order = np.lexsort((since, rank, seq, group))
         keys = np.stack((group, seq, rank))[:, order]
-        new = np.any(keys != np.roll(keys, 1, axis=1), axis=0)
-        new[:1] = True
+        new = run_starts(*keys)
         first = {
             StalledOp(*op): at
             for op, at in zip(keys[:, new].T.tolist(), since[order][new].tolist(), strict=True)
