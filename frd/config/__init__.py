@@ -27,7 +27,7 @@ from frd.config.sections import (
     TlsFiles,
 )
 from frd.config.settings import ENV_DELIMITER, ENV_PREFIX, LIVE_KEYS, Config, changed_keys, keys
-from frd.config.written import as_dict, as_toml, json_schema
+from frd.config.written import as_dict, as_toml
 from frd.config_loader import unknown
 from frd.errors import ConfigError
 
@@ -42,7 +42,6 @@ __all__ = [
     "as_toml",
     "changed_keys",
     "checked_url",
-    "json_schema",
     "keys",
     "load",
     "own_address",

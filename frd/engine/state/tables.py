@@ -281,9 +281,6 @@ class GroupTable(GrowingColumns):
         at = bisect_left(members, rank)
         return self.first_pair[group] + at if members[at : at + 1] == (rank,) else -1
 
-    def note_first(self, group: Int32s, seq: Int64s) -> None:
-        np.minimum.at(self.first_seq, group, seq)
-
     def rows(self, group: int) -> slice | list[int]:
         """The pairs of a group, as an index into the columns of `PairTable`."""
         if not self.infos[group].ranks:
