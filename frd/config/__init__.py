@@ -26,7 +26,7 @@ from frd.config.sections import (
     TlsFiles,
 )
 from frd.config.settings import ENV_DELIMITER, ENV_PREFIX, Config, keys
-from frd.config.written import as_dict, as_toml
+from frd.config.written import as_dict, as_toml, json_schema
 from frd.config_loader import unknown
 from frd.errors import ConfigError
 
@@ -38,6 +38,7 @@ __all__ = [
     "TlsFiles",
     "as_dict",
     "as_toml",
+    "json_schema",
     "keys",
     "load",
     "own_url",

@@ -1,4 +1,4 @@
-"""The configuration as text."""
+"""The configuration as text, and its schema."""
 
 from __future__ import annotations
 
@@ -31,6 +31,16 @@ def as_toml(config: Config) -> str:
     for target in targets:
         lines += ["", "[[notify]]", *(_line(key, value) for key, value in target.items())]
     return "\n".join(lines) + "\n"
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of the file, for the chart."""
+    schema = Config.model_json_schema()
+    policy = schema["$defs"]["Policy"]
+    policy["properties"] = {
+        key: part for key, part in policy["properties"].items() if key not in _CONSTANTS
+    }
+    return schema
 
 
 def _line(key: str, value: object) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 import yaml
 
 from frd import config
-from frd.config_loader import REMOVED
 from frd_agent.config import Config as AgentConfig
 
 CHART = Path(__file__).parents[2] / "helm/frd"
@@ -30,10 +29,7 @@ _NOISE = ("title", "default", "description")
 
 def service_keys() -> dict[str, Any]:
     """The schema of `config`."""
-    whole = config.Config.model_json_schema()
-    for key in REMOVED:
-        whole["$defs"]["Policy"]["properties"].pop(key.removeprefix("policy."), None)
-    schema = _plain(whole, CHARTS_OWN)
+    schema = _plain(config.json_schema(), CHARTS_OWN)
     resolved: dict[str, Any] = _resolved(schema, schema.pop("$defs"))
     for key in CHARTS_OWN_OF_CLUSTER:
         del resolved["properties"]["cluster"]["properties"][key]

@@ -12,7 +12,6 @@ from frd import config
 from frd.engine.policy import Policy
 from frd.errors import ConfigError
 from frd_agent import config as agent_config
-from tests.helm.keys import service_keys
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +138,7 @@ def test_constants_are_shown_nowhere() -> None:
     there = config.load()
     assert hasattr(there.policy, "memory_link_s")
     assert "memory_link_s" not in config.as_toml(there)
-    assert "memory_link_s" not in service_keys()["properties"]["policy"]["properties"]
+    assert "memory_link_s" not in config.json_schema()["$defs"]["Policy"]["properties"]
 
 
 def test_variables_that_are_not_configuration_are_left_alone(
