@@ -95,11 +95,8 @@ class RecentEntries:
             mine = batch.rank == rank
             if mine.any():
                 times = ("created_ns", "started_ns", "completed_ns")
-                moved = {
-                    name: np.where(mine & (getattr(batch, name) > 0), by_ns, 0)
-                    + getattr(batch, name)
-                    for name in times
-                }
+                columns = {name: getattr(batch, name) for name in times}
+                moved = {name: ns + by_ns * (mine & (ns > 0)) for name, ns in columns.items()}
                 self._batches[at] = replace(batch, **moved)
 
     def clear(self) -> None:

@@ -188,7 +188,9 @@ def _blame_a_peer(
     snapshot: Snapshot, gone: Sequence[Exit], bad: Sequence[Exit], policy: Policy, *, final: bool
 ) -> Loss | None:
     """Each that left blames a peer."""
-    if not final and _may_be_unheard(snapshot, bad[0].at, policy):
+    # Ranks that have been quiet since the first exit may be those that are gone.
+    quiet = snapshot.in_state(RankState.LIVE) & (snapshot.as_of <= bad[0].at)
+    if not final and quiet.any() and snapshot.now - bad[0].at < _patience_ns(policy):
         return None
     if any(not exited.is_bad for exited in gone) or 2 * len(bad) > len(snapshot.rank):
         return Loss((), Confidence.LOW)
@@ -230,12 +232,6 @@ def _unheard(
         for row in rows.tolist()
         if not snapshot.connected[row] or int(snapshot.clocks.node[row]) not in heard
     ]
-
-
-def _may_be_unheard(snapshot: Snapshot, first_at: AlignedNs, policy: Policy) -> bool:
-    """Ranks that have been quiet since the first exit may be those that are gone."""
-    quiet = snapshot.in_state(RankState.LIVE) & (snapshot.as_of <= first_at)
-    return bool(quiet.any()) and snapshot.now - first_at < _patience_ns(policy)
 
 
 def _patience_ns(policy: Policy) -> float:
