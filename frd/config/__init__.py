@@ -17,22 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from frd import config_loader
-from frd.config.checks import checked, checked_url
-from frd.config.own_address import own_address, own_url, public_url, reachable
-from frd.config.room import with_room
-from frd.config.sections import (
-    ClusterOptions,
-    NotifyEvent,
-    NotifyTarget,
-    TlsFiles,
-)
-from frd.config.settings import ENV_DELIMITER, ENV_PREFIX, LIVE_KEYS, Config, changed_keys, keys
+from frd.config.checks import checked
+from frd.config.own_address import own_url, public_url
+from frd.config.sections import ClusterOptions, NotifyEvent, NotifyTarget, TlsFiles
+from frd.config.settings import ENV_DELIMITER, ENV_PREFIX, Config, keys
 from frd.config.written import as_dict, as_toml, json_schema
 from frd.config_loader import unknown
 from frd.errors import ConfigError
 
 __all__ = [
-    "LIVE_KEYS",
     "ClusterOptions",
     "Config",
     "NotifyEvent",
@@ -40,16 +33,11 @@ __all__ = [
     "TlsFiles",
     "as_dict",
     "as_toml",
-    "changed_keys",
-    "checked_url",
     "json_schema",
     "keys",
     "load",
-    "own_address",
     "own_url",
     "public_url",
-    "reachable",
-    "with_room",
 ]
 
 

@@ -189,7 +189,7 @@ class Evaluation:
             life = replace(lifetime, critical_after_s=NEVER) if is_left else lifetime
             look = detector.evaluate(tick, self.tracker.known(life.kinds))
             if look is not None:
-                look = _with_phases(look, tick)
+                look = replace(look, claims=[_in_phases(claim, tick) for claim in look.claims])
                 yield from self.tracker.update(life, look, room=most - len(self.tracker))
 
     # -- evidence that no recorder has -----------------------------------------------------------
@@ -292,18 +292,10 @@ class Evaluation:
         return (now - self.deserted_at) / 1e9
 
 
-def _with_phases(look: Look, tick: Tick) -> Look:
-    """The look with the phase in which each suspect is. Memory has its own: of its onset."""
-    claims = [
-        claim
-        if claim.kind in _OF_MEMORY
-        else replace(
-            claim,
-            suspects=tuple(
-                builder.in_phase(s, tick.phases.current(s.rank), tick.utc_ahead_ns)
-                for s in claim.suspects
-            ),
-        )
-        for claim in look.claims
-    ]
-    return replace(look, claims=claims) if look.claims else look
+def _in_phases(claim: Claim, tick: Tick) -> Claim:
+    """The claim with the phase in which each suspect is. Memory has its own: of its onset."""
+    if claim.kind in _OF_MEMORY:
+        return claim
+    each = ((one, tick.phases.current(one.rank)) for one in claim.suspects)
+    suspects = tuple(builder.in_phase(one, phase, tick.utc_ahead_ns) for one, phase in each)
+    return replace(claim, suspects=suspects)

@@ -171,9 +171,9 @@ def _claim(
             one = builder.suspect(snapshot, rank, Reason.CPU_STUCK, confidence, words)
             suspects.append(replace(one, onset_at=AlignedNs(rests[0].since_ns)))
     named = frozenset(one.rank for one in suspects)
-    ordered = [(ranks, where) for (_, where), ranks in sorted(places.items(), key=_order)]
-    said = [f"{text.ranks(ranks)} {where}" for ranks, where in ordered[:_MOST_PLACES]]
-    if others := sum(len(ranks) for ranks, _ in ordered[_MOST_PLACES:]):
+    ordered = sorted((is_unknown, ranks, at) for (is_unknown, at), ranks in places.items())
+    said = [f"{text.ranks(ranks)} {at}" for _, ranks, at in ordered[:_MOST_PLACES]]
+    if others := sum(len(ranks) for _, ranks, _ in ordered[_MOST_PLACES:]):
         said.append(f"{others} ranks elsewhere")
     since = snapshot.clock_text(tick.rest.since)
     return Claim(
@@ -187,11 +187,6 @@ def _claim(
         headline=said[0],
         effect="; ".join((f"nothing of the job has moved since {since}", *said[1:])),
     )
-
-
-def _order(place: tuple[tuple[bool, str], list[int]]) -> tuple[bool, int]:
-    (is_unknown, _), ranks = place
-    return is_unknown, ranks[0]
 
 
 def _place(wait: UnrecordedWait) -> str:

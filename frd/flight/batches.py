@@ -57,8 +57,7 @@ def batch_ends(
     is_first = np.ones(len(order), np.bool_)
     is_first[1:] = pg_id[here] != pg_id[before]
     closes[is_first] = has_lost
-    found: Int64s = order[closes & is_end[order] & ~is_p2p[order]]
-    return found
+    return order[closes & is_end[order] & ~is_p2p[order]]
 
 
 def closing_rows(is_end: Bools, is_p2p: Bools, pg_id: Int64s, number: Int64s) -> Int64s:
@@ -87,8 +86,7 @@ def is_over_without_end(
     """
     series = _series(is_p2p, pg_id, number)
     is_several = np.bincount(series)[series] > 1
-    found: Bools = ~np.isin(series, series[is_end]) & (is_several | is_part)
-    return found
+    return ~np.isin(series, series[is_end]) & (is_several | is_part)
 
 
 def _series(is_p2p: Bools, pg_id: Int64s, number: Int64s) -> Int64s:

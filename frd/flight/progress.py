@@ -324,8 +324,7 @@ def p2p_in_flight(
     last_done = np.full(len(rows), -1)
     ordered = done & ~facts.is_any_source[name]
     np.maximum.at(last_done, number[ordered], at[ordered])
-    found: Bools = is_op & ~done & (at > last_done[number])
-    return found
+    return is_op & ~done & (at > last_done[number])
 
 
 def p2p_runs(ops: Iterable[Sequence[int]]) -> Int64s:

@@ -73,8 +73,6 @@ class PeerBounds:
     contradiction does.
     """
 
-    __slots__ = ("_high", "_low", "_needed")
-
     def __init__(self) -> None:
         self._low: dict[str, tuple[int, int]] = {}
         """Aligned time and offset, as in `_high`."""

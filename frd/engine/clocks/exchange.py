@@ -92,8 +92,6 @@ def refuse_readings(rows: Iterable[tuple[int, int, int]], last_raw: int) -> Refu
 class OffsetBounds:
     """The interval of service raw minus node raw, at times of the node's raw clock."""
 
-    __slots__ = ("_high", "_high_at", "_low", "_low_at")
-
     def __init__(self, first: Exchange) -> None:
         self._high, self._high_at = first.t2 - first.t1, first.t1
         self._low, self._low_at = first.t3 - first.t4, first.t4

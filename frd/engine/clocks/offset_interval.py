@@ -61,24 +61,6 @@ Point: TypeAlias = tuple[int, int]
 class OffsetInterval:
     """The interval of service raw minus node raw; exchanges come in order of time."""
 
-    __slots__ = (
-        "_at",
-        "_batches",
-        "_end",
-        "_fastest",
-        "_high",
-        "_low",
-        "_lower",
-        "_proven",
-        "_shortest",
-        "_since",
-        "_slowest",
-        "_spare",
-        "_trips",
-        "_upper",
-        "drift",
-    )
-
     def __init__(self, first: Exchange) -> None:
         self.drift = 0.0
         """Growth of the offset, in ns per ns: about the middle of its range, and smooth, so that an

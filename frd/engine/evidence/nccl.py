@@ -36,6 +36,12 @@ _CODES: Final = {
     6: "remote error",
 }
 """Result codes of NCCL."""
+_UNHEARD: Final = {
+    MemberState.DEAD: ("is", "are", "considered dead"),
+    MemberState.UNRESPONSIVE: ("does", "do", "not respond"),
+    MemberState.MISSING: ("has", "have", "given no data"),
+}
+"""Why there is no answer of a rank: the first state that it has says it."""
 _STATES: Final = (
     (MemberState.ABORTED, "called abort"),
     (MemberState.DESTROYING, "called destroy"),
@@ -116,20 +122,11 @@ class _Known:
             yield ", ".join(words)
 
     def _silent(self) -> Iterator[str]:
-        dead, silent, absent = [], [], []
-        for one in self.of.members:
-            if one.state & MemberState.DEAD:
-                dead.append(one)
-            elif one.state & MemberState.UNRESPONSIVE:
-                silent.append(one)
-            elif one.state & MemberState.MISSING:
-                absent.append(one)
-        if dead:
-            yield self._clause(dead, "is", "are", "considered dead")
-        if silent:
-            yield self._clause(silent, "does", "do", "not respond")
-        if absent:
-            yield self._clause(absent, "has", "have", "given no data")
+        left = [*self.of.members]
+        for state, words in _UNHEARD.items():
+            if ranks := [one for one in left if one.state & state]:
+                yield self._clause(ranks, *words)
+            left = [one for one in left if not one.state & state]
         if (unlisted := self.of.size - len(self.of.members)) > 0:
             where = f"{self.of.size} ranks of communicator {self.of.hash}"
             yield f"{unlisted} of {where} {'are' if unlisted > 1 else 'is'} not listed"

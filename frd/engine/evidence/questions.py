@@ -75,21 +75,17 @@ class Occasion(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    kind: QuestionKind
-    within_s: float
+    kind: QuestionKind = QuestionKind.STACK
+    within_s: float = 10.0
     """How long agents may take to answer."""
 
 
 RULES: Final = {
-    Occasion.EARLY: Rule(QuestionKind.STACK, 10.0),
-    Occasion.OPENED: Rule(QuestionKind.DUMP, 10.0),
-    Occasion.NAMED: Rule(QuestionKind.STACK, 10.0),
+    **dict.fromkeys(Occasion, Rule()),
+    Occasion.OPENED: Rule(QuestionKind.DUMP),
     # An agent uses up to 12 s of it: 6 s for the question, because RAS itself waits for processes
     # that do not respond, and 6 s before it for the question about another finding.
     Occasion.UNDECIDED: Rule(QuestionKind.OPINION, 15.0),
-    Occasion.SIGHTED: Rule(QuestionKind.STACK, 10.0),
-    Occasion.WAITING: Rule(QuestionKind.STACK, 10.0),
-    Occasion.STILL: Rule(QuestionKind.STACK, 10.0),
     Occasion.SUSPECTED: Rule(QuestionKind.INSPECTION, 1.0),
 }
 MAX_RANKS: Final = 64
@@ -233,7 +229,7 @@ class Questions:
         wanted = {
             one.id: _to_inspect(one, known.blocked)
             for one in findings.values()
-            if _is_inspected(one)
+            if not (one.ended_by or one.kind is Kind.RANK_LOST)
         }
         explaining = [one for one in findings.values() if one.kind in EXPLAINING]
         if is_over or is_dismissed:
@@ -516,10 +512,6 @@ def _involved(finding: Finding) -> list[int]:
     collective = finding.collective
     members = (*collective.missing_ranks, *collective.waiting_ranks) if collective else ()
     return list(dict.fromkeys((*suspects, *members, *finding.victims)))
-
-
-def _is_inspected(finding: Finding) -> bool:
-    return not (finding.ended_by or finding.kind is Kind.RANK_LOST)
 
 
 def _to_inspect(finding: Finding, blocked: set[int]) -> list[int]:

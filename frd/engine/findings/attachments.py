@@ -84,6 +84,7 @@ class Attachments:
     def _with_activity(self, suspect: Suspect) -> Suspect:
         """The suspect with its activity; the evidence mentions each part of it once."""
         activity = self.activities.get(suspect.rank, Activity(stack=suspect.stack))
+        found = self.waits.get(suspect.rank)
         words = [suspect.evidence]
         if activity.stack:
             inside = f", inside {activity.inside}" if activity.inside else ""
@@ -101,7 +102,7 @@ class Attachments:
             inside=activity.inside,
             doing=activity.doing,
             workers=activity.workers,
-            waits_for=self._waits_for(suspect.rank),
+            waits_for=found and replace(found, text=text.waits_for(suspect.rank, found)),
             evidence="; ".join(kept),
         )
 
@@ -116,10 +117,6 @@ class Attachments:
                 lines.setdefault(text.place(activity.stack[0]), []).append(rank)
         places = (f"{text.ranks(ranks)} joined at {line}" for line, ranks in lines.items())
         return said + (_FROM + ", ".join(places) if lines else "")
-
-    def _waits_for(self, rank: int) -> WaitsFor | None:
-        found = self.waits.get(rank)
-        return found and replace(found, text=text.waits_for(rank, found))
 
     def _witness(self, finding: Finding) -> Witness | None:
         """The first rank that waits in the finding's collective and whose stack is known."""

@@ -63,7 +63,7 @@ def finding_of(
         headline=claim.headline,
         effect=claim.effect,
     )
-    return finished(finding)
+    return headlines.worded(finding)
 
 
 def timed(
@@ -159,11 +159,6 @@ def refined(old: Sequence[Suspect], new: Sequence[Suspect]) -> tuple[Suspect, ..
     """The surer version of each suspect; both name the same ranks for the same reasons."""
     before: Mapping[int, Suspect] = {s.rank: s for s in old}
     return tuple(s if surest([s]) >= surest([before[s.rank]]) else before[s.rank] for s in new)
-
-
-def finished(finding: Finding) -> Finding:
-    """The finding with the texts that fit its other fields."""
-    return headlines.worded(finding)
 
 
 def looks_alike(finding: Finding, other: Finding) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, TypeAlias, assert_never
+from typing import Final, TypeAlias
 
 from frd.model import AlignedNs, CollectiveRef, Finding, Kind, Reason, Severity, Suspect
 
@@ -139,10 +139,6 @@ def anchor_of(ref: CollectiveRef | None) -> Hashable:
     return ref.group_id, ref.seq, min(ref.waiting_ranks, default=-1) if ref.seq < 0 else -1
 
 
-def anchors_by_collective(finding: Finding) -> Anchors:
-    return frozenset({anchor_of(finding.collective)} - {None})
-
-
 def severity_of(kind: Kind, lasted_s: float, critical_after_s: float) -> Severity:
     """How urgent a finding is that has been open for `lasted_s`.
 
@@ -151,14 +147,6 @@ def severity_of(kind: Kind, lasted_s: float, critical_after_s: float) -> Severit
     warning first, and critical once it has lasted. Memory that has run out is critical from the
     start. All other findings stay warnings, because the job goes on.
     """
-    match kind:
-        case Kind.STALL | Kind.ORDER | Kind.MISMATCH | Kind.RANK_LOST:
-            return Severity.CRITICAL if lasted_s >= critical_after_s else Severity.WARNING
-        case Kind.OOM:
-            return Severity.CRITICAL
-        case Kind.STRAGGLER | Kind.MEMORY_SPIKE | Kind.TELEMETRY_GAP | Kind.CLOCK_UNSYNCHRONIZED:
-            return Severity.WARNING
-        case Kind.STANDSTILL:
-            return Severity.WARNING
-        case _:
-            assert_never(kind)
+    if kind in (Kind.STALL, Kind.ORDER, Kind.MISMATCH, Kind.RANK_LOST):
+        return Severity.CRITICAL if lasted_s >= critical_after_s else Severity.WARNING
+    return Severity.CRITICAL if kind is Kind.OOM else Severity.WARNING

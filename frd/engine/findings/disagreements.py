@@ -91,7 +91,10 @@ def of_order(heads: Sequence[tuple[str, Sequence[int]]]) -> str:
 
     `heads` lists which ranks are in what, the op with the most ranks last.
     """
-    clauses = [f"{text.ranks(ranks)} {_is(ranks)} in {what}" for what, ranks in heads]
+    clauses = [
+        f"{text.ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} in {what}"
+        for what, ranks in heads
+    ]
     sizes = [len(ranks) for _, ranks in heads]
     if 2 * sizes[-1] <= sum(sizes) or len(heads) == 1:
         return ", ".join(clauses)
@@ -106,10 +109,6 @@ def of_roots(done: Sequence[int], inside: Sequence[int]) -> str:
         f"{text.ranks(inside)} {'has' if len(inside) == 1 else 'have'} not: "
         "their roots may differ, or the link between them failed"
     )
-
-
-def _is(ranks: Sequence[int]) -> str:
-    return "is" if len(ranks) == 1 else "are"
 
 
 def _with_result(snapshot: Snapshot, mismatch: Mismatch, sentence: str) -> str:

@@ -260,11 +260,8 @@ def _effect(finding: Finding, timed: bool) -> str:
     if suspects:
         hold = "held" if not finding.lasts else "holds" if len(suspects) == 1 else "hold"
         return f"{hold} up {waiting} {where}"
-    joined = "" if finding.reason is not Reason.NETWORK_OR_DEVICE else _ALL_JOINED
-    return f"{waiting} {wait} {where}{joined}"
-
-
-_ALL_JOINED: Final = ", although all ranks that are known have joined"
+    have_joined = ", although all ranks that are known have joined"
+    return f"{waiting} {wait} {where}{have_joined * (finding.reason is Reason.NETWORK_OR_DEVICE)}"
 
 
 def _where(ref: CollectiveRef) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from frd.engine.findings import builder
 from frd.engine.findings.attachments import Attachments, Evidence
 from frd.engine.findings.claim import NEVER, Anchors, Claim, Lifetime, Look, anchor_of, severity_of
+from frd.engine.findings.headlines import worded
 from frd.model import (
     AlignedNs,
     AttemptKey,
@@ -149,12 +150,12 @@ class OpenFinding:
         waited_s = ref.waited_s
         if self.since > 0:  # else no rank is seen waiting
             waited_s = max(waited_s, (now - self.since) / 1e9)
-        return builder.finished(replace(self.finding, collective=replace(ref, waited_s=waited_s)))
+        return worded(replace(self.finding, collective=replace(ref, waited_s=waited_s)))
 
     def closed(self, now: AlignedNs, reason: str, *, as_of: AlignedNs) -> Finding:
         # A replica whose clock was ahead may have opened it.
         at = max(now, self.finding.opened_at)
-        return builder.finished(
+        return worded(
             replace(self.as_of(as_of), state=FindingState.CLOSED, closed_at=at, close_reason=reason)
         )
 

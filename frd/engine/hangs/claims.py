@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from frd.engine.clocks.uncertain_time import UncertainTime
 from frd.engine.findings import builder, text
 from frd.engine.findings.claim import Claim, ClaimStatus, anchor_of
 from frd.engine.hangs.attribution import manner_in_calls
@@ -15,7 +14,7 @@ from frd.engine.losses.exits import Exit, Manner
 from frd.engine.losses.lost_ranks import JUDGED_AFTER_S, STOP_TAKES_S
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
-from frd.model import AlignedNs, Kind, Reason, Suspect
+from frd.model import AlignedNs, Kind, Reason
 
 _PASSING: Final = frozenset({Reason.IN_COLLECTIVE_ALONE, Reason.DEVICE_STUCK})
 """Reasons that compare how far ranks have come."""
@@ -38,16 +37,18 @@ def claim_of(
     if diagnosis.kind is Kind.MISMATCH:  # those that left because of it as well
         members = {*snapshot.groups[diagnosis.instance.group].ranks} - named
         victims |= members & {e.rank for e in gone if e.manner is Manner.REACTED}
+    began = [diagnosis.onsets[suspect.rank] for suspect in diagnosis.suspects]
+    suspects = builder.listed(builder.timed(diagnosis.suspects, began))
     return Claim(
         kind=diagnosis.kind,
         about=f"{ref.group_id or 'call'}/{ref.seq if ref.seq >= 0 else ref.op}",
         anchors=frozenset({*stuck, anchor_of(ref)}),
-        status=status_of(snapshot.now, diagnosis.kind, diagnosis.suspects, gone),
+        status=_status_of(snapshot.now, diagnosis, gone),
         since=diagnosis.since,
         reason=diagnosis.reason,
         collective=ref,
         groups_held_up=_labels_of(snapshot, diagnosis),
-        suspects=surest_of(diagnosis.suspects, diagnosis.onsets, policy.max_suspects),
+        suspects=suspects[: policy.max_suspects],
         named=named,
         victims=tuple(sorted(victims)),
         cleared=frozenset(diagnosis.cleared),
@@ -57,22 +58,19 @@ def claim_of(
     )
 
 
-def status_of(
-    now: AlignedNs, kind: Kind, suspects: Sequence[Suspect], gone: Sequence[Exit]
-) -> ClaimStatus:
+def _status_of(now: AlignedNs, diagnosis: Diagnosis, gone: Sequence[Exit]) -> ClaimStatus:
     """A mismatch is certain. A claim that names a rank whose exit is still being judged opens
     nothing. Other claims are confirmed unless reports of different age could fake them."""
-    if kind is Kind.MISMATCH:
+    if diagnosis.kind is Kind.MISMATCH:
         return ClaimStatus.CONFIRMED
-    named = {suspect.rank for suspect in suspects}
     if any(
-        exited.rank in named
+        exited.rank in diagnosis.onsets
         and (now - exited.at) / 1e9
         <= (STOP_TAKES_S if exited.manner is Manner.ASKED else JUDGED_AFTER_S)
         for exited in gone
     ):
         return ClaimStatus.CONTINUING
-    reasons = {suspect.reason for suspect in suspects}
+    reasons = {suspect.reason for suspect in diagnosis.suspects}
     return ClaimStatus.CONFIRMED if reasons and not reasons & _PASSING else ClaimStatus.UNCONFIRMED
 
 
@@ -82,11 +80,3 @@ def _labels_of(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[str, ...]:
     groups = [group for group in groups if group >= 0]
     labels = (text.clean(snapshot.groups[group].label) for group in groups)
     return tuple(dict.fromkeys(labels))
-
-
-def surest_of(
-    suspects: Sequence[Suspect], onsets: Mapping[int, UncertainTime], most: int
-) -> tuple[Suspect, ...]:
-    """The surest suspects with their onsets."""
-    began = [onsets[suspect.rank] for suspect in suspects]
-    return builder.listed(builder.timed(suspects, began))[:most]

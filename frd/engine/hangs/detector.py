@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from frd.engine.findings.attachments import shows_place
-from frd.engine.findings.claim import Known, Lifetime, Look, anchors_by_collective
+from frd.engine.findings.claim import Known, Lifetime, Look, anchor_of
 from frd.engine.hangs.claims import claim_of
 from frd.engine.hangs.diagnosis import Diagnosis, diagnose
 from frd.engine.hangs.unrecorded import outside
@@ -52,7 +52,7 @@ class HangDetector:
             kinds=frozenset(
                 {Kind.STALL, Kind.MISMATCH, Kind.ORDER, Kind.RANK_LOST, Kind.TELEMETRY_GAP}
             ),
-            anchors_of=anchors_by_collective,
+            anchors_of=lambda finding: frozenset({anchor_of(finding.collective)} - {None}),
             keeps_cause=True,
             final=frozenset({Kind.RANK_LOST}),
             confirm_s=_CONFIRM_S,

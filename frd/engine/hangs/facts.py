@@ -145,13 +145,11 @@ class RankFacts:
 
     def presence(self, ranks: Int32s) -> Int64s:
         """For each rank `REFUTED` if its last report counts, otherwise why it does not."""
-        found: Int64s = self._silent[self._rows(ranks)]
-        return found
+        return self._silent[self._rows(ranks)]
 
     def has_gap(self, ranks: Int32s) -> Bools:
         """Rows of the ranks are known to be missing."""
-        gap: Bools = np.append(self.snapshot.gap, False)[self._rows(ranks)]
-        return gap
+        return np.append(self.snapshot.gap, False)[self._rows(ranks)]
 
     def absence(self, ranks: Int32s, since: UncertainTime, doubtful: Bools | None = None) -> Int64s:
         """For each rank that is not known to have come to an op whether that is so (`REFUTED`), at
@@ -168,8 +166,7 @@ class RankFacts:
     def _reaches(self, rows: Int64s | slice, moment: UncertainTime) -> Bools:
         """The last reports of these rows say what was true at that moment."""
         as_of, margins = self.snapshot.as_of[rows], self.snapshot.clocks.margins_ns(rows, moment)
-        reaches: Bools = as_of >= moment.at + margins
-        return reaches
+        return as_of >= moment.at + margins
 
     def _rows(self, ranks: Int32s) -> Int64s:
         """Rows of the rank arrays; one beyond them for ranks that were never declared."""

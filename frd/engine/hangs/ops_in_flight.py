@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from frd.engine.clocks.uncertain_time import UncertainTime
-from frd.engine.state.snapshot import Snapshot
+from frd.engine.state.snapshot import Snapshot, run_starts
 from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, Int32s, Int64s
 
 _UNKNOWN_AGE = np.int64(np.iinfo(np.int64).max)
@@ -101,8 +101,7 @@ class Attendance:
     @property
     def unstarted(self) -> Int32s:
         """Those of `inside` whose device has not started it."""
-        unstarted: Int32s = self.inside[self.timed & ~self.started]
-        return unstarted
+        return self.inside[self.timed & ~self.started]
 
 
 class Waits:
@@ -214,7 +213,7 @@ class Waits:
         group, started = self._group[rows], self._pairs.started[rows] >= seq
         order = np.lexsort((started, seq, group))  # stable: ranks stay in order
         keys = np.stack([group, seq, started])[:, order]
-        firsts = np.flatnonzero(np.any(np.diff(keys, prepend=UNKNOWN_SEQ - 1), axis=0))
+        firsts = run_starts(*keys)
         for (number, at, begun), some in zip(
             keys[:, firsts].T.tolist(), np.split(wanted[is_pair][order], firsts[1:]), strict=False
         ):

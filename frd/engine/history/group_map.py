@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from frd.engine.matching.open_collectives import OpsAt
+from frd.engine.state.snapshot import run_starts
 from frd.engine.state.state_at import StateAt
 from frd.engine.views import CELL_STATES, GroupMap, OpenOp, RankGroup
 from frd.model import AlignedNs, Int64s, UInt8s
@@ -75,9 +76,7 @@ def open_ops(at: StateAt, ops: OpsAt, most: int) -> tuple[list[OpenOp], int]:
     group = at.tables.pairs.group[waits.row].astype(np.int64)
     order = np.lexsort((waits.since, waits.seq, group))
     row, seq, since, group = waits.row[order], waits.seq[order], waits.since[order], group[order]
-    edge = np.ones(len(order), np.bool_)
-    edge[1:] = (group[1:] != group[:-1]) | (seq[1:] != seq[:-1])
-    first = np.flatnonzero(edge)
+    first = run_starts(group, seq)
     end = np.append(first[1:], len(order))
     oldest = np.argsort(since[first], kind="stable")
     share = waits.share[order]

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.state.entry_batch import Rows, joined_arrays
+from frd.engine.state.entry_batch import EntryRows, Rows, joined_arrays
 from frd.model import Bools, Int32s, Int64s, UInt8s
 
 _ROWS_PER_RANK: Final = 256
@@ -22,6 +22,7 @@ _ROWS_PER_RANK: Final = 256
 _FEWEST: Final = 4_096
 _MOST: Final = 262_144
 """Of all ranks together: some 12 MB."""
+_OF_ROWS: Final = [column.name for column in fields(EntryRows) if column.name != "rank"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +67,8 @@ class RecentEntries:
     def add(self, rows: Rows, ranks: int) -> None:
         """Rows of an attempt with so many ranks have been applied."""
         self._drop()
-        batch = EntryColumnsBatch(
-            rank=rows.ranks,
-            pair=rows.column("pair"),
-            seq=rows.column("seq"),
-            signature=rows.column("signature"),
-            flags=rows.column("flags"),
-            created_ns=rows.column("created_ns"),
-            started_ns=rows.column("started_ns"),
-            completed_ns=rows.column("completed_ns"),
-            at=rows.times,
-        )
+        columns = {name: rows.column(name) for name in _OF_ROWS}
+        batch = EntryColumnsBatch(rank=rows.ranks, at=rows.times, **columns)
         self._batches.append(batch)
         self._rows += len(batch)
         most = min(max(_FEWEST, _ROWS_PER_RANK * ranks), _MOST)
@@ -103,11 +95,8 @@ class RecentEntries:
             mine = batch.rank == rank
             if mine.any():
                 times = ("created_ns", "started_ns", "completed_ns")
-                moved = {
-                    name: np.where(mine & (getattr(batch, name) > 0), by_ns, 0)
-                    + getattr(batch, name)
-                    for name in times
-                }
+                columns = {name: getattr(batch, name) for name in times}
+                moved = {name: ns + by_ns * (mine & (ns > 0)) for name, ns in columns.items()}
                 self._batches[at] = replace(batch, **moved)
 
     def clear(self) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from frd.engine.history.recent_entries import EntryColumnsBatch
 from frd.engine.matching.open_collectives import OpsAt
+from frd.engine.state.snapshot import run_starts
 from frd.engine.state.state_at import StateAt
 from frd.engine.views import MissingOps, RecentOps
 from frd.model import AlignedNs, Bools, Flags, Int64s
@@ -28,15 +29,9 @@ class _Ops:
     def __init__(self, rows: EntryColumnsBatch) -> None:
         order = np.lexsort((rows.seq, rows.pair))
         pair, seq = rows.pair[order].astype(np.int64), rows.seq[order]
-        is_new = np.ones(len(order), np.bool_)
-        is_new[1:] = (pair[1:] != pair[:-1]) | (seq[1:] != seq[:-1])
-        first = np.flatnonzero(is_new)
+        first = run_starts(pair, seq)
         self.pair, self.seq = pair[first], seq[first]
         self.signature = rows.signature[order][first].astype(np.int64)
-        if not len(first):
-            self.created = self.started = self.completed = self.reported = np.zeros(0, np.int64)
-            self.failed = np.zeros(0, np.bool_)
-            return
         flags = rows.flags[order]
         self.created = _earliest(rows.created_ns[order], first)
         self.started = _earliest(rows.started_ns[order], first)
@@ -171,9 +166,7 @@ def _missing(
     group = pairs.group[lasting.row].astype(np.int64)
     order = np.lexsort((lasting.seq, group))
     group, seq, since = group[order], lasting.seq[order], lasting.since[order]
-    edge = np.ones(len(order), np.bool_)
-    edge[1:] = (group[1:] != group[:-1]) | (seq[1:] != seq[:-1])
-    first = np.flatnonzero(edge)
+    first = run_starts(group, seq)
     since = np.minimum.reduceat(since, first)
     found: list[tuple[int, int, int, int]] = []
     for one, number, began in zip(

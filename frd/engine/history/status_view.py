@@ -108,14 +108,10 @@ def ranks(
 
     def waits_in(rank: int, status: RankStatus) -> tuple[str, int]:
         if (at := int(oldest()[rank])) >= 0:
-            group, seq = (
-                int(state.tables.pairs.group[state.waits.row[at]]),
-                int(state.waits.seq[at]),
-            )
-            words = f"{op(group, seq) or 'collective'} #{seq}"
-            return f"{words} on {state.tables.groups.infos[group].label}", int(
-                state.waits.since[at]
-            )
+            group = int(state.tables.pairs.group[state.waits.row[at]])
+            seq, label = int(state.waits.seq[at]), state.tables.groups.infos[group].label
+            words = f"{op(group, seq) or 'collective'} #{seq} on {label}"
+            return words, int(state.waits.since[at])
         if rank in table.initializing and status.stage is not None:
             began = np.array(status.stage.since_ns)
             return status.stage.op, int(table.to_aligned(rank, began, now))

@@ -14,16 +14,7 @@ from frd.engine.losses.lost_ranks import Loss
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.forms import fold_ranks
-from frd.model import (
-    AlignedNs,
-    CollectiveRef,
-    Confidence,
-    Int32s,
-    Kind,
-    RankState,
-    Reason,
-    Suspect,
-)
+from frd.model import AlignedNs, CollectiveRef, Confidence, Int32s, Kind, RankState, Reason, Suspect
 
 _OLD_NEWS_NS: Final = 30_000_000_000
 """A rank that exited this long before the service heard of the attempt was reported before."""

@@ -11,7 +11,7 @@ the order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -150,18 +150,15 @@ def _first_cause(
     others_died = is_over and _others_died(bad, first)
     if not others_died and not _others_run_on(snapshot, bad[0].at, policy):
         return None
-    is_sure = manner is not Manner.ABORTED and _have_order(first[0], (*first, *stops))
+    # Their clocks are known: those that are not before the first do not only seem so.
+    has_order = all(first[0].seen.margin_ns(one.seen) is not None for one in (*first, *stops))
+    is_sure = manner is not Manner.ABORTED and has_order
     return Loss(tuple(first), Confidence.HIGH if is_sure else Confidence.MEDIUM)
 
 
 def _first_of(exits: Sequence[Exit]) -> list[Exit]:
     """The first of exits in the order of time, and those that have no order with it."""
     return [exited for exited in exits if not exits[0].seen.is_before(exited.seen, TOGETHER_NS)]
-
-
-def _have_order(exited: Exit, others: Iterable[Exit]) -> bool:
-    """Their clocks are known: those that are not before `exited` do not only seem so."""
-    return all(exited.seen.margin_ns(other.seen) is not None for other in others)
 
 
 def _common_ways(snapshot: Snapshot, early: Sequence[Exit]) -> set[tuple[object, ...]]:
@@ -191,7 +188,9 @@ def _blame_a_peer(
     snapshot: Snapshot, gone: Sequence[Exit], bad: Sequence[Exit], policy: Policy, *, final: bool
 ) -> Loss | None:
     """Each that left blames a peer."""
-    if not final and _may_be_unheard(snapshot, bad[0].at, policy):
+    # Ranks that have been quiet since the first exit may be those that are gone.
+    quiet = snapshot.in_state(RankState.LIVE) & (snapshot.as_of <= bad[0].at)
+    if not final and quiet.any() and snapshot.now - bad[0].at < _patience_ns(policy):
         return None
     if any(not exited.is_bad for exited in gone) or 2 * len(bad) > len(snapshot.rank):
         return Loss((), Confidence.LOW)
@@ -219,11 +218,13 @@ def _unheard(
     silent = live & (snapshot.as_of <= first.at + SEEN_LATE_NS)
     heard = {int(n) for n in snapshot.clocks.node[live & ~silent & snapshot.connected]}
     rows = np.flatnonzero(silent & (snapshot.as_of >= first.at - late_ns))
+    ranks = text.ranks([exited.rank for exited in reacted])
+    broken = f"{ranks} lost the connection to a peer at {snapshot.clock_text(first.at)}"
     return [
         Exit(
             rank=int(snapshot.rank[row]),
             seen=snapshot.moment(int(snapshot.rank[row]), AlignedNs(int(snapshot.as_of[row]))),
-            how=ExitInfo(ExitKind.UNKNOWN, note=_broken(snapshot, reacted)),
+            how=ExitInfo(ExitKind.UNKNOWN, note=broken),
             manner=Manner.SILENT,
             earliest=AlignedNs(int(snapshot.as_of[row])),
             is_unheard=True,
@@ -231,12 +232,6 @@ def _unheard(
         for row in rows.tolist()
         if not snapshot.connected[row] or int(snapshot.clocks.node[row]) not in heard
     ]
-
-
-def _may_be_unheard(snapshot: Snapshot, first_at: AlignedNs, policy: Policy) -> bool:
-    """Ranks that have been quiet since the first exit may be those that are gone."""
-    quiet = snapshot.in_state(RankState.LIVE) & (snapshot.as_of <= first_at)
-    return bool(quiet.any()) and snapshot.now - first_at < _patience_ns(policy)
 
 
 def _patience_ns(policy: Policy) -> float:
@@ -249,11 +244,6 @@ def _was_done(gone: Sequence[Exit]) -> bool:
     """The job was done: a rank has finished that had joined all that the others did."""
     finished = [exited for exited in gone if not exited.is_bad]
     return bool(finished) and all(exited.is_known_to_end for exited in finished)
-
-
-def _broken(snapshot: Snapshot, reacted: Sequence[Exit]) -> str:
-    ranks = text.ranks([exited.rank for exited in reacted])
-    return f"{ranks} lost the connection to a peer at {snapshot.clock_text(reacted[0].at)}"
 
 
 def _others_run_on(snapshot: Snapshot, first_at: AlignedNs, policy: Policy) -> bool:

@@ -138,7 +138,7 @@ class Collectives:
         Columns are in the order of the runs.
         """
         group = self._pairs.group[runs.pair]
-        self._groups.note_first(group, runs.first)
+        np.minimum.at(self._groups.first_seq, group, runs.first)
         slots = slot = self._admit(runs, group, now)
         rows: Places = slice(None)
         if slot.min() < 0:

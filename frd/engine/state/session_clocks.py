@@ -7,15 +7,15 @@ Both are estimated elsewhere (`frd.engine.clocks`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from frd.engine.clocks.alignment import Alignment
 from frd.engine.clocks.uncertain_time import UNKNOWN_NS
 from frd.engine.state.attempt_tables import AttemptTables
-from frd.model import AlignedNs, Int64s, RankInfo
+from frd.model import AlignedNs, RankInfo
 
 _SAME_CLOCK_NS: Final = 12_000_000_000
 """Two sessions whose clocks show the same to within this read the same clock. The first line of a
@@ -55,16 +55,13 @@ class SessionClocks:
         before = self._ranks.to_node(rank, now)
         self._ranks.set_clock(rank, session, bound, now, line)
         if is_other.any():
-            self._move(rank, np.where(is_other, self._ranks.to_node(rank, now) - before, 0))
+            # Another session: keep the moments of what is known, if its clock shows other times.
+            by_ns = np.where(is_other, self._ranks.to_node(rank, now) - before, 0)
+            for one, ns in zip(rank.tolist(), by_ns.tolist(), strict=True):
+                if abs(ns) > _SAME_CLOCK_NS:
+                    self._tables.move_times(one, ns)
+                    self._moved(one, ns)
         self.revision += 1
-
-    def _move(self, rank: npt.NDArray[np.int64], by_ns: Int64s) -> None:
-        """Another session reports these ranks: keep the moments of what is known, if its clock
-        shows other times."""
-        for one, ns in zip(rank.tolist(), by_ns.tolist(), strict=True):
-            if abs(ns) > _SAME_CLOCK_NS:
-                self._tables.move_times(one, ns)
-                self._moved(one, ns)
 
     def ranks_of_session(self, declared: Iterable[RankInfo], session: int) -> list[int]:
         """The ranks of `declared` that still belong to `session`: no other process and no other
@@ -92,9 +89,4 @@ class SessionClocks:
             return []
         rank = np.flatnonzero(unknown)
         rank = rank[np.argsort(session[rank], kind="stable")]
-        ends = np.flatnonzero(np.diff(session[rank], append=-1)) + 1
-        sorted_ranks = rank.tolist()
-        return [
-            tuple(sorted_ranks[start:end])
-            for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)
-        ]
+        return [tuple(some) for _, some in groupby(rank.tolist(), key=session.item)]

@@ -248,8 +248,7 @@ class Snapshot:
     def is_late(self, as_of: Int64s | int, late_s: float) -> Bools:
         """What was reported up to these times is older than `late_s`, and not because the engine
         itself was away: reports of that time may still wait for it."""
-        late: Bools = self.now - np.maximum(as_of, self.attended_since) > late_s * 1e9
-        return late
+        return self.now - np.maximum(as_of, self.attended_since) > late_s * 1e9
 
     def moment(self, rank: int, at: AlignedNs) -> UncertainTime:
         """A time of the clock of `rank`; without bounds when the rank is unknown."""
@@ -269,6 +268,11 @@ class Snapshot:
         overdue = stalled.since + (self.threshold_ns[stalled.group] * part).astype(np.int64)
         first = int(overdue.argmin())
         return self.moment(int(stalled.rank[first]), AlignedNs(int(overdue[first])))
+
+
+def run_starts(*columns: npt.NDArray[Any]) -> Int64s:
+    """Of sorted columns, the rows at which a value changes; the first column is never negative."""
+    return np.flatnonzero(np.any(np.diff(columns, prepend=-1), axis=0))
 
 
 def row_of(ranks: Int32s, rank: int) -> int:
@@ -320,8 +324,7 @@ class StallTable:
         rank = np.where(seq == UNKNOWN_SEQ, self.rank[selected], -1)
         order = np.lexsort((since, rank, seq, group))
         keys = np.stack((group, seq, rank))[:, order]
-        new = np.any(keys != np.roll(keys, 1, axis=1), axis=0)
-        new[:1] = True
+        new = run_starts(*keys)
         first = {
             StalledOp(*op): at
             for op, at in zip(keys[:, new].T.tolist(), since[order][new].tolist(), strict=True)

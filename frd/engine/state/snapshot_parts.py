@@ -257,8 +257,7 @@ def _unheard(tables: AttemptTables, done: Int64s, ends_early: EndsEarly) -> Bool
     row = row[~ends_early(group[row], done[row])]
     some[:] = False
     some[group[row]] = True
-    unheard: Bools = none & some[group]
-    return unheard
+    return none & some[group]
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,5 +325,4 @@ def pairs(tables: AttemptTables, ends_early: EndsEarly, now: AlignedNs) -> PairC
 
 def _lossy(table: RankTable, rank: Int32s | slice) -> Bools:
     """Rows of the rank are known to be missing."""
-    lossy: Bools = table.gap_at[rank] >= table.as_of[rank]
-    return lossy
+    return table.gap_at[rank] >= table.as_of[rank]

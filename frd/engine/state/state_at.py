@@ -53,18 +53,15 @@ class StateAt:
         which nothing is known since; nor of one that may have joined before its first report."""
         come = self.reached
         heard = self._as_of.take(self.tables.pairs.rank[row], mode="clip") >= since
-        absent: Bools = heard & (come.joined[row] < seq) & ~come.in_doubt[row]
-        return absent
+        return heard & (come.joined[row] < seq) & ~come.in_doubt[row]
 
     def is_unknown(self, rank: Int32s, late_s: float) -> Bools:
         """Ranks that no agent has declared, or has reported lately."""
-        unknown: Bools = self.now - self._as_of.take(rank, mode="clip") > late_s * 1e9
-        return unknown
+        return self.now - self._as_of.take(rank, mode="clip") > late_s * 1e9
 
     def is_gone(self, rank: Int32s) -> Bools:
         """Which of these ranks have no process any more."""
-        gone: Bools = np.append(self.tables.ranks.state, LIVE).take(rank, mode="clip") >= EXITED
-        return gone
+        return np.append(self.tables.ranks.state, LIVE).take(rank, mode="clip") >= EXITED
 
     def knows_clock(self, rank: int) -> bool:
         ranks = self.tables.ranks

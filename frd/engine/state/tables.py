@@ -190,8 +190,7 @@ class RankTable(GrowingColumns):
         passed = aligned - self.clock_aligned[rank]
         rate = self.clock_rate[rank]
         gained = (passed * (rate / (1 + rate))).astype(np.int64)
-        node_ns: Int64s = self.clock_at[rank] + passed - gained
-        return node_ns
+        return self.clock_at[rank] + passed - gained
 
     def set_clock(
         self,
@@ -281,9 +280,6 @@ class GroupTable(GrowingColumns):
             return self.strangers.setdefault(group, {}).get(rank, -1)
         at = bisect_left(members, rank)
         return self.first_pair[group] + at if members[at : at + 1] == (rank,) else -1
-
-    def note_first(self, group: Int32s, seq: Int64s) -> None:
-        np.minimum.at(self.first_seq, group, seq)
 
     def rows(self, group: int) -> slice | list[int]:
         """The pairs of a group, as an index into the columns of `PairTable`."""

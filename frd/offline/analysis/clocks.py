@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from frd.engine.findings import builder, text
+from frd.engine.findings import builder, headlines, text
 from frd.flight.trace import RankTrace
 from frd.forms import span_text
 from frd.model import AlignedNs, Bools, Finding, FindingState, Float64s, Int64s, Kind
@@ -222,7 +222,7 @@ def clock_findings(rows: Rows, clocks: Clocks, now: AlignedNs) -> Iterator[Findi
             "its ranks are not compared with those of others: check its time synchronization "
             "(chrony, PTP)",
         )
-        yield builder.finished(found)
+        yield headlines.worded(found)
 
 
 # -- bounds on the offsets of clocks, from collectives --------------------------------------------
@@ -299,8 +299,7 @@ class _Settled:
 
     @property
     def is_crossed(self) -> Bools:
-        crossed: Bools = self.low > self.high
-        return crossed
+        return self.low > self.high
 
 
 def _settle(low: Int64s, high: Int64s, samples: Samples) -> _Settled:

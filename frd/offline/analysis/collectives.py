@@ -190,8 +190,7 @@ class Collectives(Sequence[Collective]):
 def known_absent(rows: Rows, watermarks: PairWatermarks, pairs: slice, seq: int) -> Bools:
     """Which members of a series provably did not join `seq`, by their dumps."""
     known = rows.is_dumped[pairs] & ~watermarks.hidden[pairs]
-    absent: Bools = known & (watermarks.enqueued[pairs] < seq)
-    return absent
+    return known & (watermarks.enqueued[pairs] < seq)
 
 
 def collectives_of(

@@ -55,8 +55,7 @@ class DumpTimes:
 
     def rows(self, ranks: Int64s) -> Int64s:
         """Indexes of ranks that have a dump."""
-        found: Int64s = np.searchsorted(self.rank, ranks)
-        return found
+        return np.searchsorted(self.rank, ranks)
 
     @property
     def known_at(self) -> AlignedNs:
@@ -79,8 +78,7 @@ class WaitDurations:
 
     @property
     def is_young(self) -> Bools:
-        young: Bools = self.at_most < self.stalled_after
-        return young
+        return self.at_most < self.stalled_after
 
 
 def dump_times_of(rows: Rows, clocks: Clocks) -> DumpTimes:

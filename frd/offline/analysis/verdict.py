@@ -289,8 +289,7 @@ def _is_misnumbered(rows: Rows) -> Bools:
     outside = rows.trace.outside
     group = np.array([series.group for series in rows.series], np.int32)[rows.pair_series]
     groups = [at for of in outside.values() for at in of]
-    found: Bools = np.isin(rows.pair_rank, [*outside]) | np.isin(group, groups)
-    return found
+    return np.isin(rows.pair_rank, [*outside]) | np.isin(group, groups)
 
 
 def _ops(rows: Rows, matched: MatchedCollectives) -> Callable[[int, int], str]:

@@ -191,8 +191,7 @@ def _passed(rows: Rows) -> Bools:
     series = rows.pair_series[calls.pair]
     passed = np.full(len(rows.series), UNKNOWN_SEQ, np.int64)
     np.maximum.at(passed, series[went_on], calls.seq[went_on])
-    found: Bools = calls.seq <= passed[series]
-    return found
+    return calls.seq <= passed[series]
 
 
 def _has_starts(rows: Rows, started: Int64s) -> Bools:
@@ -202,8 +201,7 @@ def _has_starts(rows: Rows, started: Int64s) -> Bools:
     if len(timed):
         seen_over = rows.pair_rank[rows.calls.pair[rows.calls.done]]
         timed = np.union1d(timed, np.setdiff1d(rows.pair_rank, seen_over))
-    found: Bools = np.isin(rows.pair_rank, timed)
-    return found
+    return np.isin(rows.pair_rank, timed)
 
 
 def _of_p2p(rows: Rows, pairs: Int64s, one: RankRows, watermarks: PairWatermarks) -> None:

@@ -162,8 +162,7 @@ class Source:
 
     def span(self, length: Int64s) -> Int64s:
         """Lengths of time in nanoseconds."""
-        scaled: Int64s = np.clip(length, 0, _LATEST_NS // self.unit_ns) * self.unit_ns
-        return scaled
+        return np.clip(length, 0, _LATEST_NS // self.unit_ns) * self.unit_ns
 
     def aligned_one(self, at: int) -> int:
         return int(self.aligned(np.array([at], np.int64))[0])

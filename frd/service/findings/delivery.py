@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from frd import __version__
-from frd.config import NotifyTarget, checked_url
+from frd.config import NotifyTarget
+from frd.config.checks import checked_url
 from frd.credentials import read_credential
 from frd.errors import ConfigError
 from frd.store.findings import Owed

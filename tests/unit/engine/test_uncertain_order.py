@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from frd.engine.clocks.uncertain_time import UNKNOWN_NS, RankClocks, UncertainTime, ties
-from frd.engine.findings import builder
+from frd.engine.findings.headlines import worded
 from frd.engine.hangs.claims import claim_of
 from frd.engine.hangs.diagnosis import diagnose
 from frd.engine.hangs.facts import Fact, RankFacts
@@ -91,7 +91,7 @@ def finding_of(snapshot: Snapshot, scene: Scene) -> Finding:
         collective=claim.collective,
         suspects=claim.suspects,
     )
-    return builder.finished(finding)
+    return worded(finding)
 
 
 NODES = [0, 0, 0, 1, 1, 1]

@@ -126,5 +126,4 @@ def _matrix(raw: UInt8s, begin: Int64s, length: int) -> UInt8s:
     first, last, step = int(begin[0]), int(begin[-1]), length + 1
     if last - first == (len(begin) - 1) * step and last + step <= len(raw):
         return raw[first : last + step].reshape(-1, step)[:, :length]
-    lines: UInt8s = np.lib.stride_tricks.sliding_window_view(raw, length)[begin]
-    return lines
+    return np.lib.stride_tricks.sliding_window_view(raw, length)[begin]

@@ -12,6 +12,7 @@ import pytest
 
 from frd import config
 from frd.config import NotifyTarget
+from frd.config.settings import LIVE_KEYS, changed_keys
 from frd.errors import ConfigError
 from frd.model import Change, FindingEvent
 from frd.service.findings import notifier as notifier_module
@@ -291,8 +292,8 @@ def test_one_table_or_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("a", "http://h/", None),
         ("2", "", Path("f")),
     ]
-    assert config.changed_keys(one, two) == ["notify"]
-    assert "notify" in config.LIVE_KEYS
+    assert changed_keys(one, two) == ["notify"]
+    assert "notify" in LIVE_KEYS
     text = '[notify]\nformat = "pagerduty"\nrouting_key_file = "f"\n'
     assert loaded(tmp_path, text).notify[0].url == "https://events.pagerduty.com/v2/enqueue"
     by_file = loaded(tmp_path, '[[notify]]\nurl_file = "f"\n')
