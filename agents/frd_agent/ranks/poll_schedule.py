@@ -75,7 +75,8 @@ class PollSchedule:
         self._raw: TapCounters = {}
         self._moved_at = 0.0
         self._exact = False
-        self._age_s = float("inf")
+        self.age_s = float("inf")
+        """Of the counters; infinite when there are none."""
         self._stale_s = policy.stale_s
         self._asked_at: float | None = None
         self._asked_raw: TapCounters = {}
@@ -113,9 +114,9 @@ class PollSchedule:
         self._exact = exact
         self._stale_s = max(self._policy.stale_s, 2.0 * every_s)
         if raw is None:
-            self._age_s = float("inf")
+            self.age_s = float("inf")
             return
-        self._age_s = age_s
+        self.age_s = age_s
         if raw != self._raw:
             self._raw = dict(raw)
             self._moved_at = now - age_s
@@ -176,13 +177,8 @@ class PollSchedule:
         return self.rested_s(now) >= policy.waits_s or self.hold_s <= policy.longest_hold_s
 
     @property
-    def age_s(self) -> float:
-        """Of the counters; infinite when there are none."""
-        return self._age_s
-
-    @property
     def is_stale(self) -> bool:
-        return self._age_s > self._stale_s
+        return self.age_s > self._stale_s
 
     def due(self, now: float, wall_s: float = 0.0) -> Why | None:
         policy = self._policy

@@ -77,7 +77,8 @@ class Process:
         """Set once `look` or `ended` has seen the end."""
         self._ended_at_s = 0.0
         self._start_ticks = stat.start_ticks
-        self._pidfd = pidfd
+        self.pidfd = pidfd
+        """Becomes readable when the process exits; None on kernels without."""
         self._has_status = stat.start_code > _START_CODE_HIDDEN
         """/proc has its exit status."""
 
@@ -144,7 +145,7 @@ class Process:
             stat = self._stat()
             if stat is not None and stat.vital is Vital.GONE and self._has_status:
                 return stat.wait_status
-        return collected_status(self._pidfd) if self._pidfd is not None else None
+        return collected_status(self.pidfd) if self.pidfd is not None else None
 
     def _stat(self) -> Stat | None:
         """None when the process has been collected."""
@@ -168,15 +169,10 @@ class Process:
         }
         return f"process {self.pid} is {words.get(stat.state, 'alive')} (state {stat.state})"
 
-    @property
-    def pidfd(self) -> int | None:
-        """Becomes readable when the process exits; None on kernels without."""
-        return self._pidfd
-
     def close(self) -> None:
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-            self._pidfd = None
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
 
 
 class Listener(Enum):
