@@ -105,7 +105,7 @@ class BlockReader:
                 broken += 1
                 first = first or text[:_EXCERPT].decode("utf-8", "backslashreplace")
             for record in records:
-                if isinstance(record, Metadata) or _is_apart(record.cat, record.name):
+                if _is_apart(record):
                     others.append(record)
                 if isinstance(record, Event):
                     lines.append(_line_of(record))
@@ -128,9 +128,7 @@ class BlockReader:
                 lines[at].ph = int(record.phase)
             else:
                 without.add(at)
-            if isinstance(record, Metadata) or (
-                record is not None and _is_apart(record.cat, record.name)
-            ):
+            if record is not None and _is_apart(record):
                 others.append(record)
         kept = [line for at, line in enumerate(lines) if at not in without]
         return self._columns(kept, others, text)
@@ -226,8 +224,8 @@ class BlockReader:
         return nbytes, failed
 
 
-def _is_apart(cat: str, name: str) -> bool:
-    return cat == TRACER or name in FORKS
+def _is_apart(record: Record) -> bool:
+    return isinstance(record, Metadata) or record.cat == TRACER or record.name in FORKS
 
 
 def _without_brackets(data: bytes) -> bytes:
