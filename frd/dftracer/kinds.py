@@ -49,13 +49,12 @@ _BEFORE_READS: Final = frozenset(
     {"fstat", "fstat64", "__fxstat", "__fxstat64", "lseek", "lseek64", "ftell", "fseek"}
 )
 _LOADERS: Final = frozenset({"dataloader", "data_loader"})
-_FRAMEWORKS: Final = frozenset({"ai_framework"})
 
 
 def kind_of(cat: str, name: str) -> Kind:
     if cat in _IO_CATEGORIES:
         return _io_kind(cat, name)
-    if cat == "compute" or (cat in _FRAMEWORKS and name.endswith("compute")):
+    if cat == "compute" or (cat == "ai_framework" and name.endswith("compute")):
         return Kind.COMPUTE
     if cat in _LOADERS and (name == "fetch" or name.endswith(".iter")):
         return Kind.FETCH

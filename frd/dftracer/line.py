@@ -97,8 +97,8 @@ class Event:
 
     @property
     def host(self) -> str:
-        """The key of its host, see `host_key`."""
-        return host_key(self.args)
+        """The key of its host, of the form of `file_key`."""
+        return file_key(self.args.get("hhash"), self.args.get("hostname"))
 
     @property
     def file(self) -> str:
@@ -125,10 +125,6 @@ Record: TypeAlias = Event | Metadata
 _HASHES: Final = frozenset({"FH", "HH", "SH"})
 _INLINE: Final = "="
 """Begins the key of a text that the line itself has (v0), which no hash begins with."""
-
-
-def host_key(args: Mapping[str, Any]) -> str:
-    return file_key(args.get("hhash"), args.get("hostname"))
 
 
 def file_key(hashed: object, text: object) -> str:

@@ -33,7 +33,6 @@ from frd.dftracer.line import (
     records_of,
 )
 from frd.dftracer.scan import scan
-from frd.dftracer.schema import LINES, NO_DURATION, Args, Line
 from frd.model import Int64s, UInt8s
 
 _EXCERPT: Final = 60
@@ -41,6 +40,33 @@ _HOST: Final = re.compile(rb'"hhash":\s*("[^"]*"|\d+)|"hostname":\s*"([^"]*)"')
 _SPAN: Final = frozenset({1, "X"})
 _NONE: Final = np.empty(0, np.int64)
 _INT: Final = frozenset({int})
+NO_DURATION: Final = MAX_INT
+
+
+class Args(msgspec.Struct, gc=False):
+    """The keys that columns need. Numbers may be strings, and names take the place of hashes, as in
+    v0."""
+
+    fhash: str | int = ""
+    fname: str = ""
+    ret: int | float | str | None = None
+    size: int | float | str | None = None
+    epoch: int | float | str | None = None
+    step: int | float | str | None = None
+
+
+class Line(msgspec.Struct, gc=False):
+    ph: int | str
+    name: str
+    cat: str
+    pid: int = 0
+    tid: int = 0
+    ts: int = 0
+    dur: int = NO_DURATION
+    args: Args = msgspec.field(default_factory=Args)
+
+
+LINES: Final[msgspec.json.Decoder[Line]] = msgspec.json.Decoder(Line, strict=False)
 
 
 class BlockReader:
@@ -53,10 +79,10 @@ class BlockReader:
         """The records in `data`, whole lines; the last one may have no newline."""
         if (scanned := scan(data, self.calls)) is None:
             return self._decoded(data)
-        rest = self._decoded(scanned.rest)
+        usual, others = scanned
+        rest = self._decoded(others)
         columns: dict[str, Any] = {
-            name: np.concatenate((column, getattr(rest, name)))
-            for name, column in scanned.columns.items()
+            name: np.concatenate((column, getattr(rest, name))) for name, column in usual.items()
         }
         return replace(rest, **columns, host=_host(data))
 
@@ -79,7 +105,7 @@ class BlockReader:
                 broken += 1
                 first = first or text[:_EXCERPT].decode("utf-8", "backslashreplace")
             for record in records:
-                if isinstance(record, Metadata) or _is_apart(record.cat, record.name):
+                if _is_apart(record):
                     others.append(record)
                 if isinstance(record, Event):
                     lines.append(_line_of(record))
@@ -102,9 +128,7 @@ class BlockReader:
                 lines[at].ph = int(record.phase)
             else:
                 without.add(at)
-            if isinstance(record, Metadata) or (
-                record is not None and _is_apart(record.cat, record.name)
-            ):
+            if record is not None and _is_apart(record):
                 others.append(record)
         kept = [line for at, line in enumerate(lines) if at not in without]
         return self._columns(kept, others, text)
@@ -200,8 +224,8 @@ class BlockReader:
         return nbytes, failed
 
 
-def _is_apart(cat: str, name: str) -> bool:
-    return cat == TRACER or name in FORKS
+def _is_apart(record: Record) -> bool:
+    return isinstance(record, Metadata) or record.cat == TRACER or record.name in FORKS
 
 
 def _without_brackets(data: bytes) -> bytes:

@@ -52,16 +52,9 @@ _ARGS, _END = _key(b'"args":{'), _key(b"}}\n")
 _RET, _FHASH, _STEP, _EPOCH = map(_key, (b'"ret":', b'"fhash":', b'"step":', b'"epoch":'))
 
 
-@dataclass(frozen=True, slots=True)
-class Scanned:
-    """Columns as in `frd.dftracer.block.Block`, and the other lines as text."""
-
-    columns: dict[str, npt.NDArray[Any]]
-    rest: bytes
-
-
-def scan(text: bytes, calls: Calls) -> Scanned | None:
-    """Read the lines of `text` that are as usual; None if there are few or none of them.
+def scan(text: bytes, calls: Calls) -> tuple[dict[str, npt.NDArray[Any]], bytes] | None:
+    """Read the lines of `text` that are as usual: columns as in `frd.dftracer.block.Block`, and the
+    other lines as text. None if there are few or none of the former.
 
     `text` is whole lines. One that is not ended by a newline is left to the rest.
     """
@@ -87,8 +80,7 @@ def scan(text: bytes, calls: Calls) -> Scanned | None:
     if not is_read.any():
         return None
     names = found[0][1]
-    joined = {name: np.concatenate([columns[name] for _, columns in found]) for name in names}
-    return Scanned(joined, rest)
+    return {name: np.concatenate([columns[name] for _, columns in found]) for name in names}, rest
 
 
 class _Source:

@@ -59,15 +59,11 @@ class Values(Generic[T]):
         return found
 
 
-def _groups() -> Values[GroupInfo]:
-    return Values(attrgetter("name", "ranks"))
-
-
 @dataclass(frozen=True, slots=True)
 class Dictionaries:
     """The tables of the index columns; the fields have the order of `NARROW`."""
 
-    groups: Values[GroupInfo] = field(default_factory=_groups)
+    groups: Values[GroupInfo] = field(default_factory=lambda: Values(attrgetter("name", "ranks")))
     names: Values[Name] = field(default_factory=Values)
     signatures: Values[Signature] = field(default_factory=Values)
     stacks: Values[tuple[Frame, ...]] = field(default_factory=Values)

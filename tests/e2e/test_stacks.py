@@ -109,4 +109,3 @@ async def test_asking_again_and_again_leaves_the_rank_answering(
     for _ in range(100):
         assert (await reader.read(handler_timeout_s=0.01)).source == "proc"
     assert await handlers.ask("ping", timeout_s=5) == b"pong"
-    reader.close()

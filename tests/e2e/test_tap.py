@@ -269,7 +269,6 @@ def test_questions_at_the_end_do_no_harm(tmp_path: Path) -> None:
             while not over.is_set():
                 stack = await reader.read(py_spy_timeout_s=0.01)
                 answered[number] += stack.source == "dump_traceback"
-            reader.close()
 
         await asyncio.gather(*map(agent, range(len(answered))))
 

@@ -105,9 +105,5 @@ def _brings_request(view: RankView, one: Object, is_server: bool) -> bool:
 
 def _is_reader(view: RankView, pid: int, path: tuple[int, ...]) -> bool:
     process = view.processes.get(pid)
-    is_futex = (
-        process is not None
-        and process.main.target is not None
-        and process.main.target.call.kind is Class.FUTEX
-    )
-    return not is_futex and is_idle(view, pid, path)
+    target = process.main.target if process is not None else None
+    return target is not None and target.call.kind is not Class.FUTEX and is_idle(view, pid, path)

@@ -57,9 +57,8 @@ def of_poll(view: RankView, follow: Follow, wait: Wait, path: tuple[int, ...]) -
     does = f"has been polling (asleep in {wait.target.call.name}(), awake again and again)"
     ranks = {view.holder(lock.pid).rank for lock in view.locked}
     if len(ranks) != 1:
-        found = claim(WaitKind.SLEEP, Certainty.SEEN, subject(view, wait), does, wait.since_ns)
-        found = replace(found, waits_for=replace(found.waits_for, topic="what it polls for"))
-        return replace(found, is_poll=True)
+        asleep = (WaitKind.SLEEP, Certainty.SEEN, subject(view, wait), does, wait.since_ns)
+        return replace(claim(*asleep, topic="what it polls for"), is_poll=True)
     lock, *more = view.locked
     holder = view.holder(lock.pid)
     what, mount = ("", None) if more else (printable(lock.path), lock.mount)

@@ -143,7 +143,7 @@ class RankSampler:
             self._pid,
             tuple(family),
             views,
-            self._who(held, rank_of),
+            {pid: self._processes.holder(pid, rank_of) for pid in held},
             frozenset(self._processes.above(self._pid)),
             tuple(locked),
             missing_right(self._pid) if is_denied else "",
@@ -187,9 +187,6 @@ class RankSampler:
         held = [locks.held(pid) for pid in others if self._may_read(pid)]
         before, self._locked = self._locked, set[HeldLock]().union(*held)
         return sorted(self._locked & before, key=lambda lock: (lock.pid, lock.path))
-
-    def _who(self, pids: Iterable[int], rank_of: RankOf) -> dict[int, Holder]:
-        return {pid: self._processes.holder(pid, rank_of) for pid in pids}
 
 
 def _holders(views: Iterable[ProcessView], locked: Iterable[HeldLock]) -> list[int]:

@@ -15,7 +15,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -151,52 +151,48 @@ _LOOK_LATER_S: Final = 30.0
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
 class LaunchWatch:
-    """Warns about ranks without a tap.
+    """Warns about ranks without a tap."""
 
-    `living` returns the pids of the ranks that the agent watches. A process may have torch without
-    the tap for `grace_s`.
-    """
-
-    def __init__(
-        self, run_dir: Path, living: Callable[[], set[int]], grace_s: float = GRACE_S
-    ) -> None:
-        self._directory = str(run_dir)
-        self._living = living
-        self._grace_s = grace_s
-        self._settled: set[Command] = set()
-        """Commands of which a rank has been seen."""
-        self.warnings: dict[Command, str] = {}
-        self._met: dict[Command, float] = {}
-        """When this agent first saw each running command."""
-        self._look_at = 0.0
+    run_dir: Path
+    living: Callable[[], set[int]]
+    """Returns the pids of the ranks that the agent watches."""
+    grace_s: float = GRACE_S
+    """A process may have torch without the tap for so long."""
+    warnings: dict[Command, str] = field(default_factory=dict)
+    _settled: set[Command] = field(default_factory=set)
+    """Commands of which a rank has been seen."""
+    _met: dict[Command, float] = field(default_factory=dict)
+    """When this agent first saw each running command."""
+    _look_at: float = 0.0
 
     async def run(self) -> None:
         while True:
             try:
                 await self._look()
             except Exception:  # an error here must not stop the watching of ranks
-                log.exception("%s: commands could not be read", self._directory)
+                log.exception("%s: commands could not be read", self.run_dir)
             await asyncio.sleep(_EVERY_S)
 
     async def _look(self) -> None:
         now = time.monotonic()
         if now < self._look_at:
             return
-        found = running(self._directory)
+        found = running(str(self.run_dir))
         self._settled &= set(found)
         self.warnings = {one: text for one, text in self.warnings.items() if one in found}
         self._met = {command: self._met.get(command, now) for command in found}
         fresh = [command for command in found if command not in self._settled]
         if fresh:
-            await asyncio.to_thread(self._check, fresh, self._living())
+            await asyncio.to_thread(self._check, fresh, self.living())
         new = any(now - self._met[command] < 60 for command in fresh)
         self._look_at = now + (_LOOK_S if new or not fresh else _LOOK_LATER_S)
 
     def _check(self, fresh: list[Command], living: set[int]) -> None:
         """Off the event loop: this reads all of /proc."""
         for command in fresh:
-            pids, found = untapped(command, self._grace_s)
+            pids, found = untapped(command, self.grace_s)
             if pids & living:
                 self._settled.add(command)
             if pids & living or not found:

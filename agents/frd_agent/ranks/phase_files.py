@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
 from frd.model import NodeNs, NodeRawNs, PhaseSpan
 from frd.wire.messages import MAX_PHASE_NAME, MAX_PHASE_NAMES, MAX_PHASES
 from frd_agent.counters import Counters
-from frd_agent.ranks.token_files import Refused, TokenFile
+from frd_agent.ranks.token_files import Published, Refused, TokenFile
 
 _Name = Annotated[str, msgspec.Meta(max_length=MAX_PHASE_NAME)]
 
@@ -31,11 +31,7 @@ class Phase(msgspec.Struct, frozen=True):
             raise ValueError(f"until_ns: {self.until_ns}: before since_ns")
 
 
-class PhaseReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tap reports. Keys that a later tap adds are ignored."""
-
-    schema: Literal[1]
-    token: str
+class PhaseReport(Published, frozen=True, kw_only=True):
     phases: Annotated[tuple[Phase, ...], msgspec.Meta(max_length=MAX_PHASES)]
 
 

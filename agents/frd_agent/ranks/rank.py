@@ -247,7 +247,8 @@ class Rank:
     def _update_progress(self) -> bool:
         """Update the rank's current state; False if its counters are incomplete."""
         counters = self.counters
-        inputs = self.recorders.revision, counters.published_mono_ns, counters.published_at_ns
+        published = counters.latest.published_mono_ns, counters.published_at_ns
+        inputs = self.recorders.revision, *published
         if inputs != self._progress_inputs:
             trackers = self.recorders.trackers
             progress = live_progress(trackers, counters.status, counters.published_at_ns)
@@ -265,7 +266,7 @@ class Rank:
         came, only the state before its end is known. Both are microseconds apart, and each is
         converted with its own reading of the clocks, so their order is that of their stamps."""
         record, counters = self.identity.exit, self.counters
-        if record is None or counters.published_wall_ns < record.at_ns:
+        if record is None or counters.latest.published_at_ns < record.at_ns:
             self._update_progress()
             return
         published_at_ns = counters.published_at_ns

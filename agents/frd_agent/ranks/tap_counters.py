@@ -40,40 +40,36 @@ class CountersFile:
         """`to_raw` converts a stamp of the wall clock that was made a moment ago."""
         self._to_raw = to_raw
         self._section = Section(path, 0, tap.SHM_SIZE, parse_counters)
-        self._latest: Publication | None = None
+        self.latest = Publication(NodeNs(0), 0, {}, overflowed=True)
+        """Its times are 0 before the first one."""
         self.published_at_ns = NodeRawNs(0)
-        self.published_wall_ns = NodeNs(0)
-        """The same, as the tap stamped it: to compare with its other stamps."""
-        self.published_mono_ns = 0
-        self.status: TapCounters | None = None
-        """The counters; None if there are none, or not all."""
+        """The time of `latest`, on the raw clock."""
         self.every_s = tap.PUBLISH_S
         """Interval between the last two publications."""
         self.close = self._section.close
 
     @property
+    def status(self) -> TapCounters | None:
+        """The counters; None if there are none, or not all."""
+        return None if self.latest.overflowed else self.latest.counters
+
+    @property
     def age_s(self) -> float:
         """How long ago the tap published; infinite if it never did."""
-        if self._latest is None:
+        if not self.latest.published_mono_ns:
             return float("inf")
-        return max(time.monotonic_ns() - self.published_mono_ns, 0) / 1e9
+        return max(time.monotonic_ns() - self.latest.published_mono_ns, 0) / 1e9
 
     def read(self) -> Publication | None:
         """As `Section.read`."""
         found = self._section.read()
-        if found is not None and found is not self._latest:
-            self._take(found)
+        if found is not None and found is not self.latest:
+            if self.latest.published_mono_ns:
+                every_s = (found.published_mono_ns - self.latest.published_mono_ns) / 1e9
+                self.every_s = min(max(every_s, tap.PUBLISH_S), tap.PUBLISH_MAX_S)
+            self.latest = found
+            self.published_at_ns = self._to_raw(found.published_at_ns)
         return found
-
-    def _take(self, found: Publication) -> None:
-        if self._latest is not None:
-            every_s = (found.published_mono_ns - self.published_mono_ns) / 1e9
-            self.every_s = min(max(every_s, tap.PUBLISH_S), tap.PUBLISH_MAX_S)
-        self._latest = found
-        self.published_at_ns = self._to_raw(found.published_at_ns)
-        self.published_wall_ns = found.published_at_ns
-        self.published_mono_ns = found.published_mono_ns
-        self.status = None if found.overflowed else found.counters
 
 
 def parse_counters(raw: bytes) -> Publication | None:

@@ -16,7 +16,7 @@ import msgspec
 
 from frd.model import MAX_WORLD_SIZE, AttemptKey, NodeNs, RankInfo
 from frd_agent import tap
-from frd_agent.ranks.token_files import TokenFile
+from frd_agent.ranks.token_files import Published, TokenFile
 
 _Text = Annotated[str, msgspec.Meta(max_length=4096)]
 _Texts = Annotated[tuple[_Text, ...], msgspec.Meta(max_length=256)]
@@ -89,12 +89,9 @@ class TapGroup(msgspec.Struct, frozen=True):
     """Several are separated by commas."""
 
 
-class TapIdentity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """The identity that a rank process publishes as JSON, and its present groups. Keys that a later
-    tap adds are ignored."""
+class TapIdentity(Published, frozen=True, kw_only=True, dict=True):
+    """The identity of a rank process, and its present groups."""
 
-    schema: Literal[1]
-    token: str
     job: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
     attempt_number: _UInt = msgspec.field(name="attempt")
     rank: _UInt

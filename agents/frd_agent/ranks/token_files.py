@@ -20,7 +20,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 
 import msgspec
 
@@ -40,12 +40,14 @@ _LOG_EVERY_S: Final = 60.0
 log = logging.getLogger(__name__)
 
 
-class _HasToken(Protocol):
-    @property
-    def token(self) -> str: ...
+class Published(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tap writes as JSON. Keys that a later tap adds are ignored."""
+
+    schema: Literal[1]
+    token: str
 
 
-_Form = TypeVar("_Form", bound=_HasToken)
+_Form = TypeVar("_Form", bound=Published)
 
 
 @dataclass(frozen=True)

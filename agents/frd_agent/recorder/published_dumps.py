@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from frd.model import NodeNs, NodeRawNs
 from frd_agent.node_time import ClockReading
-from frd_agent.ranks.token_files import TokenFile
+from frd_agent.ranks.token_files import Published, TokenFile
 from frd_agent.recorder.worker_server import (
     MAX_BYTES,
     First,
@@ -33,11 +33,7 @@ GENERIC: Final = "fr_trace_json"
 _Name = Annotated[str, msgspec.Meta(max_length=512)]
 
 
-class TapDumps(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys that a later tap adds are ignored."""
-
-    schema: Literal[1]
-    token: str
+class TapDumps(Published, frozen=True, kw_only=True):
     at_ns: Annotated[NodeNs, msgspec.Meta(ge=1, le=2**62)]
     """Before they were taken."""
     recorders: Annotated[dict[_Name, msgspec.Raw], msgspec.Meta(max_length=8)]

@@ -41,9 +41,7 @@ def live_progress(
         until: int = tracker.whole_until_ns
         if not view.taken_at_ns and raw is not None and not _counters_of(tracker.number, raw):
             until = published_at_ns  # nothing was recorded there
-            as_of = until if as_of is None else min(as_of, until)
-            continue
-        if seems_idle and tracker.is_blind:
+        elif seems_idle and tracker.is_blind:
             exact, until = False, tracker.seen_until_ns
         elif raw is None or tracker.number is None or not 0 < view.taken_at_ns <= until:
             exact = False

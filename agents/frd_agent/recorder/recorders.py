@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain
 from typing import Final, TypeAlias
 
@@ -90,8 +89,12 @@ class _Fresh:
 
 @dataclass(slots=True)
 class Reading:
-    """Result of one reading of all recorders of a rank."""
+    """One reading of all recorders of a rank, and its result."""
 
+    handlers: WorkerServer
+    timeout_s: float
+    """For each answer."""
+    heartbeat: Heartbeat
     dumps: dict[RecorderTracker, KeptDump] = field(default_factory=dict)
     fresh: list[_Fresh] = field(default_factory=list)
     """Not applied yet."""
@@ -169,10 +172,11 @@ class Recorders:
                 self._hooked_read = len(self.hooked)
                 if not self.trackers:
                     raise HandlerFailed("no recorder among its handlers: is it an old torch?")
-            reading, naming = Reading(held=may_hold), self._naming
+            reading = Reading(handlers, timeout_s, heartbeat, held=may_hold)
+            naming = self._naming
             try:
                 for tracker in list(self.trackers):
-                    await self._read_recorder(handlers, tracker, timeout_s, heartbeat, reading)
+                    await self._read_recorder(tracker, reading)
             finally:
                 # While a recorder is awaited, a stream may open and report what is in flight: what
                 # is known must never be ahead of the rows. Another attempt may begin as well.
@@ -195,23 +199,18 @@ class Recorders:
             for handler in handlers
         ]
 
-    async def _read_recorder(
-        self,
-        handlers: WorkerServer,
-        tracker: RecorderTracker,
-        timeout_s: float,
-        heartbeat: Heartbeat,
-        reading: Reading,
-    ) -> None:
+    async def _read_recorder(self, tracker: RecorderTracker, reading: Reading) -> None:
         handler, may_hold = self.trackers[tracker], reading.held
-        ask = partial(self._dump, handlers, tracker, timeout_s, heartbeat, reading)
-        glance = (
-            await ask(replace(handler, name=handler.glance, first="")) if handler.glance else None
-        )
+        glance = None
+        if handler.glance:
+            glancing = replace(handler, name=handler.glance, first="")
+            glance = await self._dump(tracker, glancing, reading)
         if glance is not None and any(entry.retired for entry in glance.dump.entries):
             reading.fresh.append(glance)  # ops that are marked when issued are all in it
             return
-        whole = await ask(handler) if may_hold or not handler.needs_gil else None
+        whole = None
+        if may_hold or not handler.needs_gil:
+            whole = await self._dump(tracker, handler, reading)
         if whole is not None:
             reading.fresh.append(whole)
         elif glance is not None:
@@ -219,16 +218,10 @@ class Recorders:
             reading.fresh.append(replace(glance, in_flight=True))
 
     async def _dump(
-        self,
-        handlers: WorkerServer,
-        tracker: RecorderTracker,
-        timeout_s: float,
-        heartbeat: Heartbeat,
-        reading: Reading,
-        handler: _Handler,
+        self, tracker: RecorderTracker, handler: _Handler, reading: Reading
     ) -> _Fresh | None:
         """None if there is none now; `reading` says why."""
-        asked_at = self._time.look()
+        asked_at, heartbeat = self._time.look(), reading.heartbeat
         first = None
         if handler.first:
             if heartbeat.at_ns > self._unanswered_ns and not (
@@ -240,10 +233,10 @@ class Recorders:
                 reading.refuse(handler)
                 return None
         try:
-            data = await handlers.ask(
-                handler.name, timeout_s=timeout_s, first=first, **handler.params
+            data = await reading.handlers.ask(
+                handler.name, timeout_s=reading.timeout_s, first=first, **handler.params
             )
-            taken_at = handlers.taken_at(asked_at)
+            taken_at = reading.handlers.taken_at(asked_at)
             dump = parse_answer(data, source=handler.name)
         except Busy:
             reading.refuse(handler)

@@ -46,7 +46,6 @@ class Diff:
     rows: list[Row]
     lost: int
     """Entries that were overwritten before they were read."""
-    reset: bool
 
 
 class RecorderTracker:
@@ -234,7 +233,7 @@ class RecorderTracker:
         if not self.is_blind:
             self.seen_until_ns = self.taken_at_ns
         self.whole_until_ns = self.taken_at_ns
-        return Diff(rows, lost, reset)
+        return Diff(rows, lost)
 
     # -- what a dump shows ---------------------------------------------------------------------
 

@@ -26,7 +26,6 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TypeAlias
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -43,8 +42,6 @@ _BLOCK_BYTES = 256 * 1024
 _QUEUE_FULL_S = 0.02
 _FIRST_S = 0.5
 _FIRST_BYTES = 4096
-
-Address: TypeAlias = str | os.PathLike[str]
 
 
 class Refused(ServiceUnavailable):
@@ -95,7 +92,7 @@ class First:
 class Handlers:
     """The handlers of one rank. It may be kept and shared."""
 
-    path: Address
+    path: str | os.PathLike[str]
     timeout_s: float = 5.0
     """For a whole exchange; a dump of 20,000 entries takes the rank a third of a second."""
     max_bytes: int = MAX_BYTES

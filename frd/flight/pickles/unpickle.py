@@ -103,11 +103,8 @@ def _scan(data: bytes, source: str) -> bytes:
             keys.check(data[position:end])
             position = end
         opcode = data[position] if position < len(data) else -1
-        if opcode == _STRING:
-            start = position + 5
-            size = int.from_bytes(data[position + 1 : start], "little")
-        elif opcode == _SHORT_STRING:
-            start = position + 2
+        if opcode in (_STRING, _SHORT_STRING):
+            start = position + (5 if opcode == _STRING else 2)
             size = int.from_bytes(data[position + 1 : start], "little")
         elif opcode == _STOP:
             break

@@ -8,7 +8,7 @@ debugger may stop anywhere. Calls of C code (`Work.wait`, `Tensor.item`) leave n
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,7 +28,7 @@ _MAX_NAMED: Final = 3
 """Workers that are listed in one phrase."""
 _WAITS_FOR_WORK: Final = "waits for work"
 
-Phrase = Callable[[StackFrame, ProcessStack, Sequence[ProcessStack]], str]
+Phrase = Callable[[StackFrame, ProcessStack], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +56,21 @@ def _place(phrase: str | Phrase, file: str, *functions: str) -> _Place:
 # -- phrases that depend on more than the frame ----------------------------------------------------
 
 
-def _ended(frame: StackFrame, process: ProcessStack, children: Sequence[ProcessStack]) -> str:
+def _ended(frame: StackFrame, process: ProcessStack) -> str:
     threads = sorted(process.threads, key=lambda one: all(map(is_machinery, one)))
     where = f": {own_of(threads[0])[0].place}" if threads else ""
     return f"the program has ended, a non-daemon thread keeps it alive{where}"
 
 
-def _waits_for_thread(
-    frame: StackFrame, process: ProcessStack, children: Sequence[ProcessStack]
-) -> str:
+def _waits_for_thread(frame: StackFrame, process: ProcessStack) -> str:
     own = [one for one in process.threads if not all(map(is_machinery, one))]
     where = f": {own_of(own[0])[0].place}" if len(own) == 1 else ""
     return f"waits for a thread to end{where}"
 
 
-def _waits_for_data(
-    frame: StackFrame, process: ProcessStack, children: Sequence[ProcessStack]
-) -> str:
+def _waits_for_data(frame: StackFrame, process: ProcessStack) -> str:
     """Names the workers that work on a batch; an idle one delays nothing."""
-    loaders = [child for child in children if _is_loader(child)]
+    loaders = [child for child in process.children if _is_loader(child)]
     working = {child.pid: where for child in loaders if (where := _works_at(child))}
     if loaders and all(map(_is_idle, loaders)):
         return f"waits for its DataLoader, all {len(loaders)} workers of which wait for work"
@@ -114,11 +110,11 @@ def _works_at(child: ProcessStack) -> str:
 _FUNCTION = re.compile(r"[^\W\d]\w*")
 
 
-def _in_barrier(frame: StackFrame, process: ProcessStack, children: Sequence[ProcessStack]) -> str:
+def _in_barrier(frame: StackFrame, process: ProcessStack) -> str:
     return f"in a barrier{_of_function(process)}"
 
 
-def _in_function(frame: StackFrame, process: ProcessStack, children: Sequence[ProcessStack]) -> str:
+def _in_function(frame: StackFrame, process: ProcessStack) -> str:
     return f"in {frame.name}{_of_function(process)}"
 
 
@@ -187,31 +183,31 @@ _PLACES: Final = (
 )
 
 
-def doing(process: ProcessStack, children: Sequence[ProcessStack] = ()) -> str:
+def doing(process: ProcessStack) -> str:
     """A phrase for where the main thread is; empty for an unknown place."""
     for place in _PLACES:
         for frame in process.main:
             if place.holds(frame):
                 phrase = place.phrase
-                return phrase if isinstance(phrase, str) else phrase(frame, process, children)
+                return phrase if isinstance(phrase, str) else phrase(frame, process)
     return "collecting garbage" if process.collects else ""
 
 
 def activity_of(text: str) -> Activity:
     """The activity that the text of a rank's stack shows; empty for a text without a stack. Of an
     interpreter that ends, only why it has not ended yet."""
-    process, *children = processes(text)
+    process, *process.children = processes(text)
     if process.has_left:
-        said = doing(process, children)
+        said = doing(process)
         return Activity(doing=said if said.startswith("the program") else "")
     busy = "busy" if process.usage.startswith("busy") else ""
     workers = sorted(
-        (_worker(child) for child in children), key=lambda one: one.doing == _WAITS_FOR_WORK
+        (_worker(child) for child in process.children), key=lambda one: one.doing == _WAITS_FOR_WORK
     )
     return Activity(
         stack=lines_of(process.own),
         inside=process.inside,
-        doing=doing(process, children) or busy,
+        doing=doing(process) or busy,
         usage=process.usage,
         note=process.advice,
         workers=tuple(workers[:MAX_WORKERS]),

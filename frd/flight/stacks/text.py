@@ -101,6 +101,8 @@ class ProcessStack:
     first."""
     threads: list[list[StackFrame]] = field(default_factory=list)
     """Of the other threads that run Python, but for frd's own."""
+    children: list[ProcessStack] = field(default_factory=list)
+    """Of the rank's own process, if the caller of `processes` has put them here."""
 
     @property
     def own(self) -> list[StackFrame]:
@@ -229,22 +231,20 @@ def _of_py_spy(lines: list[str]) -> tuple[list[StackFrame], list[list[StackFrame
     """The main thread is the one of that name, else the one whose id is the process's, else the
     first."""
     pid = ""
-    main = -1
-    main_rank = -1
+    likely: list[int] = []
     threads: list[list[StackFrame]] = []
     for line in lines:
         if process := _SPY_PROCESS.match(line):
             pid = process["pid"]
         elif thread := _SPY_THREAD.fullmatch(line):
-            rank = 2 if thread["name"] == "MainThread" else 1 if thread["id"] == pid else 0
-            if rank > main_rank:
-                main, main_rank = len(threads), rank
+            likely.append(2 if thread["name"] == "MainThread" else int(thread["id"] == pid))
             threads.append([])
         elif threads and (found := _SPY_FRAME.fullmatch(line)):
             name = found["name"].rpartition(".")[2] or found["name"]
             threads[-1].append(StackFrame(found["file"], found["line"] or "?", name))
-    if main < 0:
+    if not threads:
         return [], []
+    main = likely.index(max(likely))
     return threads[main], [f for i, f in enumerate(threads) if f and i != main]
 
 

@@ -25,7 +25,6 @@ class Call(NamedTuple):
 
     number: int
     args: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
-    sp: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +137,8 @@ def parse_call(line: bytes) -> Call | None:
     number = int(fields[0])
     values = [int(field, 16) for field in fields[1:]]
     if len(values) < 8:
-        return Call(number, sp=values[0] if values else 0)
-    return Call(number, tuple(values[:6]), values[6])
+        return Call(number)
+    return Call(number, tuple(values[:6]))
 
 
 def _runs(task: str) -> int:

@@ -13,7 +13,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from frd.model import NodeNs, NodeRawNs
 from frd_agent.inspection.claims import RankView
@@ -27,17 +27,11 @@ from frd_agent.inspection.tracking import ENOUGH, Wait
 from frd_agent.proc import path_of
 
 
-class Chunk(NamedTuple):
-    offset: int
-    data: bytes
-    size: int
-    """Of the whole file."""
-
-
-def read_chunk(trace: OpenTrace, tail: Tail) -> Chunk | None:
-    """What `tail` wants of the file; may block: for a helper only. None if the descriptor leads to
-    another file by now, or to one that is not regular. It is first opened without touching what is
-    behind it (O_PATH): to open a FIFO would wake its writer, and a device may act.
+def read_chunk(trace: OpenTrace, tail: Tail) -> tuple[int, bytes, int] | None:
+    """What `tail` wants of the file, as `Tail.feed` takes it; may block: for a helper only. None if
+    the descriptor leads to another file by now, or to one that is not regular. It is first opened
+    without touching what is behind it (O_PATH): to open a FIFO would wake its writer, and a device
+    may act.
 
     Raises:
         OSError: no right, or the process is gone.
@@ -51,7 +45,7 @@ def read_chunk(trace: OpenTrace, tail: Tail) -> Chunk | None:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
         fd = os.open(f"/proc/self/fd/{place}", flags)
         try:
-            return Chunk(offset, os.pread(fd, length, offset), found.st_size)
+            return offset, os.pread(fd, length, offset), found.st_size
         finally:
             os.close(fd)
     finally:

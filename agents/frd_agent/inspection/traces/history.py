@@ -8,7 +8,7 @@ definition, which may have been written long before what is read here.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from frd.dftracer.kinds import ITEMS, Kind, kind_of
@@ -93,7 +93,7 @@ class History:
             return
         self._names.define(record.key, record.value)
         if (last := self.last.get(record.pid)) is not None:
-            self._keep(record.pid, _begun(last, record.key))
+            self._keep(record.pid, replace(last, begun=record.key))
 
     def _ended(self, event: Event, dur: int) -> None:
         if event.cat == TRACER:
@@ -110,10 +110,6 @@ class History:
         self.last[pid] = last
         if len(self.last) > _MAX_PROCESSES:
             del self.last[next(iter(self.last))]
-
-
-def _begun(last: LastCall, key: str) -> LastCall:
-    return LastCall(last.name, last.cat, last.file, last.end, last.nbytes, begun=key)
 
 
 def _nbytes(event: Event) -> int | None:

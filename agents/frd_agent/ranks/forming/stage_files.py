@@ -7,23 +7,19 @@ known here.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec.structs import replace
 
 from frd.model import NodeNs
 from frd_agent.ranks.tap_files import ExitFrame, ExitRecord, TapIdentity
-from frd_agent.ranks.token_files import TokenFile
+from frd_agent.ranks.token_files import Published, TokenFile
 
 _Time = Annotated[NodeNs, msgspec.Meta(ge=1, le=2**62)]
 
 
-class StageReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tap reports. Keys that a later tap adds are ignored."""
-
-    schema: Literal[1]
-    token: str
+class StageReport(Published, frozen=True, kw_only=True):
     pid: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
     start_ticks: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
     """The start of the process as /proc shows it; 0 unknown."""

@@ -45,11 +45,6 @@ class StackReader:
         self._turn = turn
         self._request: asyncio.Task[bytes] | None = None
 
-    def close(self) -> None:
-        """Cancel the request that still waits, if any."""
-        if self._request is not None:
-            self._request.cancel()
-
     async def read(
         self, handler_timeout_s: float = 2.0, py_spy_timeout_s: float = 5.0
     ) -> StackText:
@@ -70,8 +65,6 @@ class StackReader:
         await asyncio.wait({request}, timeout=timeout_s)
         if not request.done():
             raise NoStack(f"no answer within {timeout_s:g} s: the GIL may be held")
-        if request.cancelled():
-            raise NoStack("given up")
         text = decoded(request.result())[:MAX_TEXT]
         if "File " not in text:
             raise NoStack("no Python frame in the answer")

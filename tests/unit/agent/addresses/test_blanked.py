@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frd_agent.addresses.blanked import BLANK, blanked
+from frd_agent.addresses.read import BLANK, blanked
 
 SECRET = "S3cr3t.Value-9"
 
