@@ -111,7 +111,7 @@ class Incidents:
         free: Iterable[tuple[Decision, list[RankRise]]],
     ) -> tuple[Decision, list[RankRise]]:
         """The first of the rises that are linked with these, and not much smaller."""
-        lead, begin = max(one.gain for one in rises), min(one.lo for one in rises)
+        lead, begin = max(map(self._gain, rises)), min(one.lo for one in rises)
         for before, of_before in free:
             if _is_linked(of_before, begin) and self._matters(of_before, lead):
                 return before, of_before
@@ -122,14 +122,20 @@ class Incidents:
         go on at a pace that memory does not last for long."""
         series = self._series
         for one in rises:
-            if one.alarming_at < FOREVER or one.gain >= COMPARABLE * lead:
+            gain = self._gain(one)
+            if one.alarming_at < FOREVER or gain >= COMPARABLE * lead:
                 return True
             row = np.array([one.row])
-            pace = one.gain / max(int(series.end[one.row]) - one.lo, 1)
+            pace = gain / max(int(series.end[one.row]) - one.lo, 1)
             lasts_ns = int(series.headroom(row)[0]) / max(pace, 1 / WINDOW_NS)
             if one.end == FOREVER and lasts_ns <= NOISE * WINDOW_NS:
                 return True
         return False
+
+    def _gain(self, one: RankRise) -> int:
+        """How far the rank has risen since, with what went on from there."""
+        goes_on = self._series.rising[one.row]
+        return max(one.peak, int(self._series.peak[one.row]) if goes_on else 0) - one.high
 
     def _new(
         self, decision: Decision, first: Sequence[RankRise], covered: Coverage, kind: Kind

@@ -141,6 +141,8 @@ class Series(GrowingColumns):
     grown_to: Int64s = column(np.int64)
     grown_at: Int64s = column(np.int64)
     """When it last grew by enough to say that it grows."""
+    rested: Int64s = column(np.int64)
+    """How long it had not grown before it last did."""
     paced_at: Int64s = column(np.int64, 0, STEPS)
     paced: Int64s = column(np.int64, 0, STEPS)
     """The peak when its pace was last measured, and the two times before."""
@@ -352,7 +354,8 @@ class Series(GrowingColumns):
         self.rest[row] = one.band[row]
         self.lo[row], self.hi[row], self.grown_at[row] = one.lo[row], one.hi[row], seen
         self.ready_at[row] = self.reportable_at[row] = 0
-        self.incident[row] = self.rate[row] = self.pace[row] = self.paced_at[row] = 0
+        self.incident[row] = self.rate[row] = self.pace[row] = self.rested[row] = 0
+        self.paced_at[row] = 0
         self.paced_at[row, 0], self.paced[row, 0] = seen, one.high[row]
 
     def _follow(self, row: Int64s, end: Int64s, value: Int64s) -> None:
@@ -364,6 +367,9 @@ class Series(GrowingColumns):
         peak = self.peak[row] = np.maximum(self.peak[row], value)
         much = np.maximum(self.visible[row], (peak - self.base[row]) // QUARTER) // CLEAR
         grows = peak > self.grown_to[row] + much
+        rested = end - self.grown_at[row]
+        again = grows & (rested > BATCH_NS)
+        self.rested[row[again]] = rested[again]
         self.grown_to[row[grows]], self.grown_at[row[grows]] = peak[grows], end[grows]
         self._measure_rates(row, end, peak)
         is_low = value <= self._floor(row)
@@ -410,6 +416,7 @@ class Series(GrowingColumns):
             dip = one.patience[settled] - STEPS
             self.levels.restart(settled, low, high, one.still[settled], dip)
             self._measure(settled)
+            self._close(settled[one.calm[settled] < ENOUGH])  # a start ends where it has led
         if step.split.any():
             row, end = row[step.split], end[step.split]
             one.out[row] = True
@@ -524,10 +531,14 @@ class Series(GrowingColumns):
             return
         row, now, peak = row[due], now[due], peak[due]
         before, was = self.paced_at[row, :-1], self.paced[row, :-1]
+        oldest_at, oldest = self.paced_at[row, -1], self.paced[row, -1]
         self.paced_at[row] = np.column_stack((now, before))
         self.paced[row] = np.column_stack((peak, was))
         rates = (peak[:, None] - was) / (now[:, None] - before)
-        pace = np.where(before[:, 1] > 0, rates.min(axis=1), 0.0) * SECOND
+        # A jump after a rest is no pace, but stairs are, once the job has started.
+        is_stair = (self.rested[row] <= REVEALED_NS) & ~self._began_young(row)
+        moved = (was[:, 0] > oldest) | (oldest_at == 0) | is_stair
+        pace = np.where((before[:, 1] > 0) & moved, rates.min(axis=1), 0.0) * SECOND
         self.rate[row], self.pace[row] = np.maximum(pace, self.pace[row]), pace
 
     # -- what has become of rises ------------------------------------------------------------

@@ -47,6 +47,21 @@ def test_a_recording_is_answered(tmp_path: Path, name: str) -> None:
         assert not rises[0].common_cause
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a start-up ramp, and a spike at 5 s",
+        "ranks start one after the other, and a spike at 5 s",
+        "all ranks together, then one alone",
+    ],
+)
+def test_a_jump_after_a_rise_that_stopped_does_not_alarm(tmp_path: Path, name: str) -> None:
+    """It has no pace at which memory would run out."""
+    analysis = frd.load_memory(of_job(RECORDINGS[name].job, tmp_path / "job"))
+    assert len(analysis.rises) > 1
+    assert not analysis.fault
+
+
 @pytest.mark.parametrize("slope", [0.03, 9])
 def test_an_onset_is_within_its_interval(tmp_path: Path, slope: float) -> None:
     """A ramp begins between two samples: the interval has its beginning, and is narrow."""
