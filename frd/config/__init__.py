@@ -21,7 +21,7 @@ from frd.config.checks import checked
 from frd.config.own_address import own_url, public_url
 from frd.config.sections import ClusterOptions, NotifyEvent, NotifyTarget, TlsFiles
 from frd.config.settings import ENV_DELIMITER, ENV_PREFIX, Config, keys
-from frd.config.written import as_dict, as_toml, json_schema
+from frd.config.written import as_dict, as_toml
 from frd.config_loader import unknown
 from frd.errors import ConfigError
 
@@ -33,7 +33,6 @@ __all__ = [
     "TlsFiles",
     "as_dict",
     "as_toml",
-    "json_schema",
     "keys",
     "load",
     "own_url",

@@ -1,4 +1,4 @@
-"""The configuration as text, and its schema."""
+"""The configuration as text."""
 
 from __future__ import annotations
 
@@ -29,11 +29,6 @@ def as_toml(config: Config) -> str:
     for target in targets:
         lines += ["", "[[notify]]", *(_line(key, value) for key, value in target.items())]
     return "\n".join(lines) + "\n"
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON Schema of the file, for the chart."""
-    return Config.model_json_schema()
 
 
 def _line(key: str, value: object) -> str:

@@ -29,7 +29,7 @@ _NOISE = ("title", "default", "description")
 
 def service_keys() -> dict[str, Any]:
     """The schema of `config`."""
-    schema = _plain(config.json_schema(), CHARTS_OWN)
+    schema = _plain(config.Config.model_json_schema(), CHARTS_OWN)
     resolved: dict[str, Any] = _resolved(schema, schema.pop("$defs"))
     for key in CHARTS_OWN_OF_CLUSTER:
         del resolved["properties"]["cluster"]["properties"][key]

@@ -79,7 +79,7 @@ class Memory:
 
     def adopt(self, policy: Policy) -> None:
         """Judge by another policy from now on; see `Engine.adopt`."""
-        self._series.adopt(policy)
+        self._series.policy = policy
 
     def series(
         self, info: SeriesInfo, *, node: str = "", source: str = "", has_room: bool = True

@@ -35,7 +35,8 @@ class Coverage:
         self.rank = rank[start]
         self.first: Int64s = _of_rank(np.minimum, series.first[row], start)
         self.newest: Int64s = _of_rank(np.maximum, series.end[row], start)
-        self.highest_band = int(series.band_height(row).max()) if len(row) else 0
+        self.highest_band = int((series.band[row] - series.low[row]).max(initial=0))
+        """How far a series may rise before that is seen."""
         self._begin: Int64s = _of_rank(np.maximum, series.begin[row], start)
         self._gap: Int64s = _of_rank(np.minimum, series.gap[row], start)
         main = row[start]

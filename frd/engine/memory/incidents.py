@@ -20,13 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from frd.engine.memory.coverage import Coverage
-from frd.engine.memory.decisions import (
-    COMPARABLE,
-    NEARLY_ALL,
-    Decision,
-    Decisions,
-    Outcome,
-)
+from frd.engine.memory.decisions import COMPARABLE, NEARLY_ALL, Decision, Decisions, Outcome
 from frd.engine.memory.incident import RAN_OUT, MemoryIncident
 from frd.engine.memory.leaks import Leaks
 from frd.engine.memory.rise import Failure, MemoryRise, failed_rise, rise_of

@@ -179,9 +179,6 @@ class Series(GrowingColumns):
         self.near: dict[tuple[int, int], list[int]] = {}
         """Rows of one rank on one host or device."""
 
-    def adopt(self, policy: Policy) -> None:
-        self.policy = policy
-
     @property
     def _warmup_ns(self) -> int:
         return round(self.policy.memory_warmup_s * SECOND)
@@ -645,11 +642,6 @@ class Series(GrowingColumns):
     def capacity_of(self, row: Int64s) -> Int64s:
         of_all = self.capacity[self.container[row]]
         return np.where(of_all > 0, of_all, self.capacity[row])
-
-    def band_height(self, row: Int64s) -> Int64s:
-        """How far each may rise before the rise is seen."""
-        height: Int64s = self.band[row] - self.low[row]
-        return height
 
 
 def _pairs(row: Int64s, end: Int64s, which: Bools | None = None) -> Iterator[tuple[int, int]]:
