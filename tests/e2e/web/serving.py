@@ -186,5 +186,6 @@ def stall(number: int, job: str, world: int = 4) -> Finding:
         suspects=(suspect,),
         victims=waiting,
         witness=Witness(0, ("train.py:9 in step",)),
+        headline=f"all_reduce #6 on default_pg has waited 40 s for rank {last} (train.py:7 load)",
         summary=f"all_reduce #6 on default_pg has waited 40 s for rank {last} (train.py:7 load)",
     )

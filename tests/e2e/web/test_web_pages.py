@@ -36,7 +36,7 @@ def past(number: int, job: str, kind: Kind) -> Finding:
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """A job that hangs, one that has ended, a hundred open findings and three closed ones."""
     findings = [stall(number, "llm") for number in range(OPEN)]
-    findings[7] = dataclasses.replace(findings[7], severity=Severity.CRITICAL, summary="the worst")
+    findings[7] = dataclasses.replace(findings[7], severity=Severity.CRITICAL, headline="the worst")
     findings += [past(1, "llm", Kind.STALL), past(2, "llm", Kind.OOM), past(3, "rl", Kind.OOM)]
     jobs = [hung("llm"), dataclasses.replace(hung("rl"), ended=True)]
     with serving(tmp_path_factory.mktemp("pages"), jobs, findings) as one:
@@ -315,9 +315,9 @@ def test_a_silenced_finding_comes_last(tmp_path: Path, watched: Watched) -> None
     until = AlignedNs(NOW + 3600 * SECOND)
     critical = dataclasses.replace(stall(1, "llm"), severity=Severity.CRITICAL)
     known = dataclasses.replace(
-        critical, silenced_until_at=until, summary="known", silenced_by="ann"
+        critical, silenced_until_at=until, headline="known", silenced_by="ann"
     )
-    other = dataclasses.replace(stall(2, "rl"), summary="other")
+    other = dataclasses.replace(stall(2, "rl"), headline="other")
     with serving(tmp_path, [hung("llm"), hung("rl")], [known, other]) as service:
         page = watched.open(service.address)
         expect(page.get_by_role("heading", level=1)).to_have_text("other")
