@@ -160,10 +160,11 @@ def test_commands_can_be_pasted(finding: Finding) -> None:
 
 @given(findings)
 def test_what_is_shown_is_json_of_the_finding(finding: Finding) -> None:
-    """What to do is one more key, and the finding can be read back."""
+    """What to do and the runbook are two more keys, and the finding can be read back."""
     shown = shown_json(finding)
     assert json_bytes(shown)
-    steps = shown.pop("do_now")
+    steps, runbook = shown.pop("do_now"), shown.pop("runbook")
+    assert runbook.startswith("Frd")
     assert [step["text"] for step in steps] == [step.text for step in do_now(finding)]
     assert all(("args" in step) is ("command" in step) for step in steps)
     assert shown == finding_json(finding)

@@ -207,7 +207,7 @@ def judge(job: Simulated, *, until: int = UNTIL, backwards: bool = False) -> His
 
 
 SEEDS = range(seeds(2_000, 20))
-PART = 500
+PART = 50
 """Seeds of one test, at most."""
 
 
