@@ -63,6 +63,8 @@ class Memory:
     def __init__(self, policy: Policy) -> None:
         self._handles: dict[tuple[SeriesInfo, str], int] = {}
         self._pools: dict[tuple[str, str, int], int] = {}
+        self._rows_of_pool: dict[int, list[int]] = {}
+        """Of one device, or of one node's host memory."""
         self._turned_away = 0
         self._series = Series(policy)
         self._inbox = Inbox(self._series)
@@ -119,8 +121,10 @@ class Memory:
         container = kinds.get(SeriesKind.CGROUP_USED if on_host else SeriesKind.DEVICE_USED)
         series.container[rows_nearby] = rows_nearby if container is None else container
         series.own[rows_nearby] = next((kinds[kind] for kind in OWN_KINDS if kind in kinds), -1)
-        of_pool = series.pool[: row + 1] == series.pool[row]
-        series.crowded[: row + 1][of_pool] = len(np.unique(series.rank[: row + 1][of_pool])) > 1
+        of_pool = self._rows_of_pool.setdefault(int(series.pool[row]), [])
+        of_pool.append(row)
+        if series.rank[of_pool[0]] != info.rank or series.crowded[of_pool[0]]:
+            series.crowded[of_pool] = True
         # Tensors come and go within what the allocator holds; if that is known, it counts.
         tensors = series.kind[rows_nearby] == KINDS.index(SeriesKind.TORCH_ALLOCATED)
         series.watched[rows_nearby] = ~tensors | (len(kinds) == 1)
