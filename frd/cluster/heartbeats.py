@@ -286,7 +286,7 @@ class HeartbeatLease:
             await self._release(cell)
             return
         why = _why(claim_of(entry), self._me.name)
-        self._notify(lambda owner: owner.gained(cell, why))
+        self._notify(lambda owner: owner.gained(cell, revision, why))
 
     async def _forget(self, name: str, revision: int) -> None:
         with contextlib.suppress(RegistryUnavailable):  # then with the next heartbeat

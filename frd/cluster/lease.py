@@ -51,9 +51,10 @@ class ClusterView:
 class Owner(Protocol):
     """What the service does about its cells; called in the service's event loop."""
 
-    def gained(self, cell: int, why: str) -> None:
-        """The claim on the cell succeeded: begin to take it over. `why` is a word for a metric:
-        `start` (no other replica had it), `dead` or `released`."""
+    def gained(self, cell: int, claim: int, why: str) -> None:
+        """The claim on the cell succeeded, and has the revision `claim`, which every write of the
+        cell names: begin to take it over. `why` is a word for a metric: `start` (no other replica
+        had it), `dead` or `released`."""
         ...
 
     def lost(self, cell: int) -> None:
@@ -72,6 +73,13 @@ class Lease(Protocol):
     def view(self) -> ClusterView:
         """May be read in any thread."""
         ...
+
+    @property
+    def is_sure(self) -> bool:
+        """No other replica can have taken a cell of this one. False after a pause of this process,
+        and after some heartbeats without confirmation, until the claims have been read: nothing
+        may be acknowledged, exported or sent to people. May be read in any thread."""
+        return True
 
     async def start(self, owner: Owner) -> None:
         """Begin with heartbeats and claims.

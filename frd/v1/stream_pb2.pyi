@@ -78,7 +78,7 @@ MEMORY_EVENT_KIND_OOM_KILL: MemoryEventKind
 MEMORY_EVENT_KIND_DEVICE_LOST: MemoryEventKind
 
 class AgentMessage(_message.Message):
-    __slots__ = ("hello", "declare", "entries", "watermarks", "channels", "statuses", "response", "goodbye", "memory", "memory_events")
+    __slots__ = ("hello", "declare", "entries", "watermarks", "channels", "statuses", "response", "goodbye", "memory", "memory_events", "bundle")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     DECLARE_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +89,7 @@ class AgentMessage(_message.Message):
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     MEMORY_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     declare: Declare
     entries: EntryBatch
@@ -99,10 +100,11 @@ class AgentMessage(_message.Message):
     goodbye: Goodbye
     memory: MemoryBatch
     memory_events: MemoryEventBatch
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., declare: _Optional[_Union[Declare, _Mapping]] = ..., entries: _Optional[_Union[EntryBatch, _Mapping]] = ..., watermarks: _Optional[_Union[WatermarkBatch, _Mapping]] = ..., channels: _Optional[_Union[ChannelBatch, _Mapping]] = ..., statuses: _Optional[_Union[StatusBatch, _Mapping]] = ..., response: _Optional[_Union[ResponsePart, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., memory: _Optional[_Union[MemoryBatch, _Mapping]] = ..., memory_events: _Optional[_Union[MemoryEventBatch, _Mapping]] = ...) -> None: ...
+    bundle: Bundle
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., declare: _Optional[_Union[Declare, _Mapping]] = ..., entries: _Optional[_Union[EntryBatch, _Mapping]] = ..., watermarks: _Optional[_Union[WatermarkBatch, _Mapping]] = ..., channels: _Optional[_Union[ChannelBatch, _Mapping]] = ..., statuses: _Optional[_Union[StatusBatch, _Mapping]] = ..., response: _Optional[_Union[ResponsePart, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., memory: _Optional[_Union[MemoryBatch, _Mapping]] = ..., memory_events: _Optional[_Union[MemoryEventBatch, _Mapping]] = ..., bundle: _Optional[_Union[Bundle, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "agent_version", "node", "boot_id", "session", "sent_at_ns", "sent_raw_ns", "metrics")
+    __slots__ = ("protocol", "agent_version", "node", "boot_id", "session", "sent_at_ns", "sent_raw_ns", "metrics", "paced")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +113,7 @@ class Hello(_message.Message):
     SENT_AT_NS_FIELD_NUMBER: _ClassVar[int]
     SENT_RAW_NS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    PACED_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     agent_version: str
     node: str
@@ -119,7 +122,8 @@ class Hello(_message.Message):
     sent_at_ns: int
     sent_raw_ns: int
     metrics: str
-    def __init__(self, protocol: _Optional[int] = ..., agent_version: _Optional[str] = ..., node: _Optional[str] = ..., boot_id: _Optional[str] = ..., session: _Optional[str] = ..., sent_at_ns: _Optional[int] = ..., sent_raw_ns: _Optional[int] = ..., metrics: _Optional[str] = ...) -> None: ...
+    paced: bool
+    def __init__(self, protocol: _Optional[int] = ..., agent_version: _Optional[str] = ..., node: _Optional[str] = ..., boot_id: _Optional[str] = ..., session: _Optional[str] = ..., sent_at_ns: _Optional[int] = ..., sent_raw_ns: _Optional[int] = ..., metrics: _Optional[str] = ..., paced: bool = ...) -> None: ...
 
 class Declare(_message.Message):
     __slots__ = ("attempts", "ranks", "groups", "signatures", "series")
@@ -471,6 +475,12 @@ class MemoryEvent(_message.Message):
     detail: str
     def __init__(self, rank_index: _Optional[int] = ..., kind: _Optional[_Union[MemoryEventKind, str]] = ..., at_ns: _Optional[int] = ..., device: _Optional[str] = ..., requested_bytes: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
 
+class Bundle(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, messages: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class Goodbye(_message.Message):
     __slots__ = ("reason",)
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -478,20 +488,22 @@ class Goodbye(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class ServiceMessage(_message.Message):
-    __slots__ = ("welcome", "ack", "resync", "request", "refusal", "redirect")
+    __slots__ = ("welcome", "ack", "resync", "request", "refusal", "redirect", "pace")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     RESYNC_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     REDIRECT_FIELD_NUMBER: _ClassVar[int]
+    PACE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     ack: Ack
     resync: Resync
     request: Request
     refusal: Refusal
     redirect: Redirect
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., redirect: _Optional[_Union[Redirect, _Mapping]] = ...) -> None: ...
+    pace: Pace
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., redirect: _Optional[_Union[Redirect, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol", "service_version", "instance", "max_message_bytes", "next")
@@ -514,6 +526,12 @@ class Redirect(_message.Message):
     address: str
     reason: str
     def __init__(self, address: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Pace(_message.Message):
+    __slots__ = ("round_ms",)
+    ROUND_MS_FIELD_NUMBER: _ClassVar[int]
+    round_ms: int
+    def __init__(self, round_ms: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("rank", "revision")

@@ -46,6 +46,7 @@ from frd.wire.messages import (
     AgentEvent,
     Goodbye,
     Hello,
+    Pace,
     Redirect,
     Refusal,
     Request,
@@ -177,7 +178,7 @@ def _hello(m: pb.Hello) -> Hello:
 
 
 _SERVICE_KINDS: Final[dict[str, Callable[..., ServiceEvent]]] = {
-    KINDS[of]: of for of in (Welcome, Resync, Request, Refusal, Redirect)
+    KINDS[of]: of for of in (Welcome, Resync, Request, Refusal, Redirect, Pace)
 }
 
 

@@ -36,6 +36,7 @@ from frd.wire.messages import (
     Goodbye,
     Hello,
     MemoryEvents,
+    Pace,
     Redirect,
     Refusal,
     Request,
@@ -62,6 +63,7 @@ KINDS: Final[dict[type, str]] = {
     Request: "request",
     Refusal: "refusal",
     Redirect: "redirect",
+    Pace: "pace",
 }
 """Kinds of messages whose fields are those of the value."""
 

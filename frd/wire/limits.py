@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from frd.errors import WireError
 from frd.v1 import stream_pb2 as pb
 from frd.wire.columns import count_ranks
+from frd.wire.bundle import MAX_BUNDLED
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
@@ -56,6 +57,7 @@ LIMITS: Final = {
     "statuses.phases.spans.path": Limit(MAX_PHASE_NAMES, 32 * MAX_PHASES * MAX_PHASE_NAMES),
     "statuses.unreadable.texts": Limit(MAX_UNREADABLE, MAX_UNREADABLE),
     "memory_events.events": Limit(1_024, 1_024),
+    "bundle.messages": Limit(MAX_BUNDLED, MAX_BUNDLED),
 }
 """Of every repeated field, by its path in an `AgentMessage`, and of the members of groups."""
 OTHER_FIELDS: Final = 32_768

@@ -77,6 +77,8 @@ class Hello:
     """The node's raw clock then."""
     metrics: str = ""
     """HOST:PORT of the agent's /metrics for other machines; empty: none."""
+    paced: bool = False
+    """The agent obeys `Pace`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +276,15 @@ class Redirect:
     """For people."""
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often the agent reports while nothing has happened. It may send bundles from now on
+    (`frd.wire.bundle`)."""
+
+    round_ms: int
+    """Between two rounds of watermarks and samples."""
+
+
 AgentEvent: TypeAlias = (
     Hello
     | Declare
@@ -286,4 +297,4 @@ AgentEvent: TypeAlias = (
     | ResponsePart
     | Goodbye
 )
-ServiceEvent: TypeAlias = Welcome | Ack | Resync | Request | Refusal | Redirect
+ServiceEvent: TypeAlias = Welcome | Ack | Resync | Request | Refusal | Redirect | Pace

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
-from frd.cluster.cluster import StoredFinding
+from frd.cluster.cluster import STATE, CellValue, StoredFinding, Superseded
 from frd.cluster.log import MAX_BUNDLE_BYTES, Bounds, Bundle, Fenced, LogLost, LogUnavailable
 from frd.cluster.registry import Conflict, Entry, RegistryUnavailable
 
@@ -318,3 +318,50 @@ class FakeFindings:
             if entry.revision > revision
         ]
         return sorted(found, key=lambda finding: finding.revision)
+
+
+class FakeCells:
+    """Implements `frd.cluster.cluster.CellStore` on the keys of a registry, whose claims fence it;
+    keys are ``v.<nn>.<key>``."""
+
+    def __init__(self, keys: FakeKeys, faults: Faults) -> None:
+        self._keys = keys
+        self._faults = faults
+
+    async def put(self, cell: int, claim: int, key: str, data: bytes) -> int:
+        keys = self._keys
+        try:
+            await self._faults.before()
+            current = keys.entries.get(f"c.{cell:02}")
+            if current is None or current.revision != claim:
+                raise Superseded(f"cell {cell}: another claim than {claim}")
+            keys.last += 1
+            keys.entries[f"v.{cell:02}.{key}"] = Entry(data, keys.last)
+            number = keys.last
+            await self._faults.after()
+        except NoAnswer:
+            raise RegistryUnavailable("no answer") from None
+        return number
+
+    async def delete(self, value: CellValue) -> None:
+        await self._keys.delete(self._faults, f"v.{value.cell:02}.{value.key}", value.revision)
+
+    async def of_cell(self, cell: int) -> Sequence[CellValue]:
+        await _answered(self._faults)
+        return [value for value in self._since(0) if value.cell == cell]
+
+    async def tail(self, revision: int = 0) -> AsyncIterator[CellValue]:
+        while True:
+            for value in self._since(revision):
+                revision = value.revision
+                if value.key != STATE:
+                    yield value
+            await asyncio.sleep(0.05)
+
+    def _since(self, revision: int) -> Sequence[CellValue]:
+        found = [
+            CellValue(int(key[2:4]), key[5:], entry.value, entry.revision)
+            for key, entry in self._keys.entries.items()
+            if key.startswith("v.") and entry.revision > revision
+        ]
+        return sorted(found, key=lambda value: value.revision)

@@ -82,7 +82,7 @@ class CellOwner:
 
     # -- what the lease decides ------------------------------------------------------------------
 
-    def gained(self, cell: int, why: str) -> None:
+    def gained(self, cell: int, claim: int, why: str) -> None:
         self._start(cell, CellState.TAKING_OVER, self.take_over(cell, why))
 
     def lost(self, cell: int) -> None:
