@@ -32,11 +32,12 @@ REMOVED: Final = frozenset(
         *("policy.max_open_collectives", "policy.max_open_collectives_per_group"),
         *("policy.memory_min_rise_share", "policy.memory_high_share", "policy.memory_horizon_s"),
         *("policy.memory_link_s", "policy.memory_settle_s"),
-        *("policy.memory_leak_window_s", "policy.memory_leak_horizon_s", "cluster.durable"),
+        *("policy.memory_leak_window_s", "policy.memory_leak_horizon_s"),
+        *("cluster.durable", "cluster.log_bytes"),
         *("outbox_rows", "memory_bytes", "ring_fill"),
     }
 )
-"""Keys of the service and of the agent that are constants now."""
+"""Keys of the service and of the agent that are constants now, or whose object is gone."""
 
 
 class Settings(BaseSettings):

@@ -90,7 +90,7 @@ class ClusterOptions:
     """URLs of the NATS servers, ``nats://HOST:PORT`` or ``tls://HOST:PORT``: a list, or one string
     with commas between. Empty: no cluster."""
     name: str = "frd"
-    """Prefix of the names of all streams, so that several clusters can use the same servers."""
+    """Part of the name of the stream, so that several clusters can use the same servers."""
     member: str = ""
     """Name of this replica, different for each; the host's name when empty."""
     advertise_grpc: str = ""
@@ -99,9 +99,7 @@ class ClusterOptions:
     """The same for HTTP, at which the other replicas reach it; links in messages of ``notify`` have
     it, too, unless ``public_url`` is set."""
     replicas: Annotated[int, Ge(1), Le(5)] = 3
-    """Copies of each record, on as many NATS servers."""
-    log_bytes: Count = 1024 * 1024 * 1024
-    """Size of the log of one cell; there are 64."""
+    """Copies of what is stored, on as many NATS servers."""
     credentials_file: Path | None = None
     """NATS credentials (JWT and seed)."""
     user_file: Path | None = None

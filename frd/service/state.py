@@ -108,8 +108,10 @@ class ClusterState:
     takeovers: Mapping[str, int] = field(default_factory=dict)
     """Cells taken over since the start, by why: `start` (no other replica had it), `dead` (its
     owner's heartbeats ended), `released` (its owner handed it over)."""
+    sure: bool = True
+    """No other replica can have taken over a cell of this one."""
     fenced: int = 0
-    """Cells lost because their log refused this replica."""
+    """Cells lost because another replica had claimed them."""
     append_s: float = 0.0
     """The slowest append to a log of the last seconds; while one waits, its age."""
     unacked_bytes: int = 0

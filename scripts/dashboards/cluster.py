@@ -1,4 +1,4 @@
-"""Cluster: several replicas that share the jobs. Who owns how much, and does the log keep up?
+"""Cluster: several replicas that share the jobs. Who owns how much, and is each sure of it?
 
 For a service without a cluster it is empty. The first row shows whether every job is watched. Each
 replica exports its own view, so the worst view is shown.
@@ -17,9 +17,9 @@ def build() -> Dashboard:
     return dashboard(
         "frd-cluster",
         "frd / Cluster",
-        "Replicas of frd that share the jobs: cells, takeovers, the log, load.",
+        "Replicas of frd that share the jobs: cells, takeovers, load.",
         all_jobs=True,
-        panels=[*_state(), *_cells(), *_log(), *_load()],
+        panels=[*_state(), *_cells(), *_load()],
     )
 
 
@@ -45,8 +45,8 @@ def _state() -> list[Panel]:
         ),
         number(
             "Cells not watched",
-            "Cells without an owner, or whose new owner still reads their log. No replica watches "
-            "their jobs meanwhile.",
+            "Cells without an owner, or whose new owner still reads what the former one stored. No "
+            "replica watches their jobs meanwhile.",
             {"": _unowned()},
             width=4,
             nothing="no cluster",
@@ -54,19 +54,20 @@ def _state() -> list[Panel]:
             runbook="FrdCellUnowned",
         ),
         number(
-            "Replicas without NATS",
-            "Replicas to which the NATS servers do not answer.",
-            {"": "sum(frd_cluster_connected == bool 0)"},
+            "Replicas unsure",
+            "Replicas that do not know whether they still have their jobs, because NATS does not "
+            "answer them: they export and send no finding.",
+            {"": "sum(frd_cluster_sure == bool 0)"},
             width=4,
             nothing="no cluster",
             bad_from=1,
-            runbook="FrdLogSlow",
+            runbook="FrdClusterUnsure",
         ),
         number(
-            "Log not durable",
+            "Not durable",
             "1 if the NATS servers confirm writes before they are on disk: set sync_interval to "
             "always.",
-            {"": "max(frd_log_durable == bool 0)"},
+            {"": "max(frd_cluster_durable == bool 0)"},
             width=4,
             nothing="no cluster",
             bad_from=1,
@@ -80,7 +81,7 @@ def _state() -> list[Panel]:
         ),
         number(
             "Fenced",
-            "Cells that a replica lost because their log refused its append, in the time range of "
+            "Cells that a replica lost because another one had claimed them, in the time range of "
             "the dashboard: the replica had been taken for dead.",
             {"": "sum(increase(frd_fenced_total[$__range]))"},
             width=4,
@@ -103,8 +104,8 @@ def _cells() -> list[Panel]:
         ),
         graph(
             "Cells on the move",
-            "Cells without an owner, as the worst view has it; taken over, but their log is not "
-            "read yet; and about to be handed over.",
+            "Cells without an owner, as the worst view has it; taken over, but what the former "
+            "owner stored is not read yet; and about to be handed over.",
             {
                 "unowned": 'max(frd_cells{state="unowned"})',
                 "taking over": 'sum(frd_cells{state="taking_over"})',
@@ -118,7 +119,7 @@ def _cells() -> list[Panel]:
         graph(
             "Takeovers by reason",
             "dead: the owner's heartbeats ended. released: the owner handed the cell over. start: "
-            "no other replica had it. fenced: a log refused its former owner.",
+            "no other replica had it. fenced: the former owner found another one's claim.",
             {
                 "{{why}}": f"sum by (why) (increase(frd_takeovers_total{_RATE}))",
                 "fenced": f"sum(increase(frd_fenced_total{_RATE}))",
@@ -126,30 +127,6 @@ def _cells() -> list[Panel]:
             width=8,
             unit="none",
             nothing="no cluster",
-        ),
-    ]
-
-
-def _log() -> list[Panel]:
-    return [
-        graph(
-            "Slowest append",
-            "Duration of each replica's slowest recent append to a log; while one waits, its age. "
-            "An election among the NATS servers takes up to 9 s.",
-            {"{{instance}}": "max by (instance) (frd_log_append_seconds)"},
-            width=12,
-            unit="s",
-            nothing="no cluster",
-            runbook="FrdLogSlow",
-        ),
-        graph(
-            "Not yet in the log",
-            "Input that a replica has accepted and no log has stored yet: agents keep it.",
-            {"{{instance}}": "max by (instance) (frd_log_unacked_bytes)"},
-            width=12,
-            unit="bytes",
-            nothing="no cluster",
-            runbook="FrdLogSlow",
         ),
     ]
 

@@ -126,7 +126,7 @@ def test_three_machines_with_nats(typed: dict[str, str], tmp_path: Path) -> None
         one, two = replicas
         until(lambda: "frd_replicas 2.0" in one.text("/metrics"), "two replicas", 60)
         shown = one.text("/metrics")
-        assert "frd_log_durable 1.0" in shown, (tmp_path / "one.log").read_text()
+        assert "frd_cluster_durable 1.0" in shown, (tmp_path / "one.log").read_text()
         assert "frd_cluster_connected 1.0" in shown
         until(lambda: 'state="unowned"} 0.0' in two.text("/metrics"), "all cells owned", 60)
         assert two.get("/api/v1/jobs")["incomplete"] == [], (tmp_path / "two.log").read_text()

@@ -62,6 +62,7 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
         ("[policy]\nmemory_link_s = 3", "policy.memory_link_s: removed: delete this line"),
         ("[policy]\nmemory_horizon_s = 3", "policy.memory_horizon_s: removed: delete this line"),
         ("[cluster]\ndurable = true", "cluster.durable: removed: delete this line"),
+        ("[cluster]\nlog_bytes = 3", "cluster.log_bytes: removed: delete this line"),
         ("[policy]\nstall_after_max_s = 5", "policy.stall_after_s: 10: must not exceed policy.st"),
         ("[store]\ndump_count = -1", "store.dump_count: -1: must be greater than or equal to 0"),
         ("grpc = '9373'", "grpc: '9373': write HOST:PORT"),

@@ -223,13 +223,14 @@ CLUSTER = ClusterState(
     ),
     cells={CellState.OWNED: 30, CellState.FOREIGN: 33, CellState.UNOWNED: 1},
     takeovers={"dead": 21, "new_word": 1},
+    sure=False,
     fenced=2,
-    append_s=0.25,
-    unacked_bytes=4096,
 )
 OF_CLUSTER = """
 frd_replicas 2
 frd_cluster_connected 1
+frd_cluster_durable 0
+frd_cluster_sure 0
 frd_cells{state="owned"} 30
 frd_cells{state="taking_over"} 0
 frd_cells{state="draining"} 0
@@ -240,15 +241,12 @@ frd_takeovers_total{why="dead"} 21
 frd_takeovers_total{why="released"} 0
 frd_takeovers_total{why="new_word"} 1
 frd_fenced_total 2
-frd_log_append_seconds 0.25
-frd_log_unacked_bytes 4096
-frd_log_durable 0
 """
 
 
 def test_values_of_a_replica() -> None:
-    """A replica of a cluster exports the cells as it sees them, and its log; known series start
-    at zero. A single service has none of these series."""
+    """A replica of a cluster exports the cells as it sees them, and whether it is sure of its own;
+    known series start at zero. A single service has none of these series."""
     got = scraped(dataclasses.replace(full_state(), cluster=CLUSTER))
     of_cluster = {key: sample for key, sample in got.items() if key not in scraped(full_state())}
     assert of_cluster == parsed(OF_CLUSTER)
