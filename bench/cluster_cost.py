@@ -3,9 +3,11 @@
 Three real NATS servers that sync each write, one real replica that owns all 64 cells, and a service
 without a cluster, in turns on the same two processors. The agents of `bench.ingest` send entries,
 each at most as far ahead of the acknowledgements as a real agent; then hundreds of them send
-watermarks once a second; then none is connected. With ``--before``, the service of another working
-tree takes a turn, too. Processor time is that of the whole `frd serve` process; the NATS servers'
-own is reported apart from it. Rates by wall clock say little while all share two processors.
+watermarks once a second; then none is connected. With ``--before``, the services of another working
+tree take turns, too, with the quiet agents of that tree. Processor time is that of the whole `frd
+serve` process; the NATS servers' own is reported apart from it, as are the messages and bytes that
+they receive, from each other as well. Rates by wall clock say little while all share two
+processors.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 sys.path.append(str(Path(__file__).parents[1]))  # `bench` and `tests` are not installed
 
@@ -32,8 +34,8 @@ import numpy as np
 
 from bench import ingest
 from bench.ingest import NODES, RANKS, ROWS, Node, line, started
-from bench.packing import jittered
 from bench.report import show
+from frd.model import EntryColumns
 from frd.rpc import CHANNEL_OPTIONS, StreamCall, job_metadata, open_stream
 from frd.wire.decode import decode_service
 from frd.wire.encode import encode_agent
@@ -41,25 +43,33 @@ from frd.wire.messages import Ack, Goodbye
 from tests.world.daemons import end, first_line, metric, serve_command, start, until
 from tests.world.fleet import Fleet, fleet
 
+TREE: Final = Path(__file__).parents[1]
 AHEAD: Final = 8
 """Messages of each rank that are not acknowledged: 256,000 entries of a node, of the 400,000 that
-an agent keeps. All nodes together stay below what a cell keeps for a slow log."""
+an agent keeps."""
 SETTLE_S: Final = 10.0
-BARS: Final = {"rows": 0.6, "idle": 1.15, "before": 0.98}
+SERVICES: Final = ("embedded", "cluster", "before", "cluster_before")
 _PATIENCE_S: Final = 120.0
+
+
+class Traffic(NamedTuple):
+    """What NATS servers have received."""
+
+    msgs: int = 0
+    bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """A service that takes entries."""
 
+    tree: Path
     pid: int
     grpc: str
     http: str
     nats: tuple[int, ...] = ()
     """Processes of its NATS servers."""
-    traffic: Callable[[], int] = int
-    """Messages that the NATS servers have received, from each other as well."""
+    traffic: Callable[[], Traffic] = Traffic
 
     def used_s(self) -> tuple[float, float]:
         """Processor time of the service, and of the NATS servers."""
@@ -79,28 +89,37 @@ def alone(tree: Path) -> Iterator[Target]:
         process = start(command, env=env, without=("PYTHONPATH",), cwd=tree)
         try:
             ready = json.loads(first_line(process))
-            yield Target(process.pid, ready["grpc"], ready["http"])
+            yield Target(tree, process.pid, ready["grpc"], ready["http"])
         finally:
             end(process)
 
 
 @contextlib.contextmanager
-def replica() -> Iterator[Target]:
-    """The only replica of a cluster."""
+def replica(tree: Path) -> Iterator[Target]:
+    """The only replica of a cluster, from a working tree."""
+    env = {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1", "FRD_LOG__LEVEL": "error"}
     with (
         tempfile.TemporaryDirectory(prefix="frd-bench-") as folder,
-        fleet(Path(folder), 1, {"FRD_LOG__LEVEL": "error"}) as whole,
+        fleet(Path(folder), 1, env) as whole,
     ):
         (one,) = whole.replicas.values()
         pids = tuple(server.pid for server in whole.nats.all)
-        yield Target(one.process.pid, one.grpc, one.http, pids, lambda: _received(whole))
+        yield Target(tree, one.process.pid, one.grpc, one.http, pids, lambda: _received(whole))
 
 
-def _received(whole: Fleet) -> int:
-    return sum(int(server.ask("varz")["in_msgs"]) for server in whole.nats.all)
+def _received(whole: Fleet) -> Traffic:
+    answers = [server.ask("varz") for server in whole.nats.all]
+    return Traffic(*(sum(int(one[key]) for one in answers) for key in ("in_msgs", "in_bytes")))
 
 
 # -- entries -------------------------------------------------------------------------------------
+
+
+def jittered(batch: EntryColumns, dice: np.random.Generator) -> EntryColumns:
+    """The same entries with times as real ones have them."""
+    created = batch.created_ns + dice.normal(0, 5_000, len(batch)).astype(np.int64)
+    took = 30_000 + dice.integers(0, 50_000, len(batch))
+    return replace(batch, created_ns=created, completed_ns=created + took)
 
 
 async def send(address: str, messages: int) -> None:
@@ -174,7 +193,7 @@ async def _stream(address: str) -> Any:
 def rows(target: Target, messages: int) -> dict[str, float]:
     """Processor time for each entry, in ns, and entries a second by the clock."""
     total = messages * NODES * RANKS * ROWS
-    (own, nats), began = target.used_s(), time.monotonic()
+    (own, nats), received, began = target.used_s(), target.traffic(), time.monotonic()
     with started(__file__, "--send", target.grpc, "--messages", str(messages)) as process:
         if process.wait(_PATIENCE_S * 5):
             raise SystemExit("cluster_cost: not all entries were acknowledged")
@@ -184,6 +203,7 @@ def rows(target: Target, messages: int) -> dict[str, float]:
     return {
         "ns_per_row": (own_after - own) / total * 1e9,
         "nats_ns_per_row": (nats_after - nats) / total * 1e9,
+        "nats_bytes_per_row": (target.traffic().bytes - received.bytes) / total,
         "rows_per_s_by_clock": total / took_s,
     }
 
@@ -192,35 +212,34 @@ def rows(target: Target, messages: int) -> dict[str, float]:
 
 
 def idle(target: Target, streams: int, seconds: float) -> dict[str, float]:
-    """Shares of a core without agents, and for each of `streams` agents that send watermarks."""
+    """Without agents, and with `streams` agents of the target's tree that send watermarks."""
     time.sleep(SETTLE_S)
     none = _shares(target, seconds)
-    with started(ingest.__file__, "--trickle", target.grpc, "--streams", str(streams)) as agents:
+    trickle = (str(target.tree / "bench/ingest.py"), "--trickle", target.grpc)
+    with started(*trickle, "--streams", str(streams)) as agents:
         line(agents)
         time.sleep(SETTLE_S)
         some = _shares(target, seconds)
     return {
-        "share_without_agents": none[0],
-        "nats_share_without_agents": none[1],
-        "nats_msgs_per_s_without_agents": none[2],
-        "rss_bytes_without_agents": none[3],
-        "us_per_agent_and_s": (some[0] - none[0]) / streams * 1e6,
-        "nats_us_per_agent_and_s": (some[1] - none[1]) / streams * 1e6,
-        "rss_bytes": some[3],
+        **{f"{key}_without_agents": value for key, value in none.items()},
+        **some,
+        "us_per_agent_and_s": (some["share"] - none["share"]) / streams * 1e6,
+        "nats_us_per_agent_and_s": (some["nats_share"] - none["nats_share"]) / streams * 1e6,
     }
 
 
-def _shares(target: Target, seconds: float) -> tuple[float, float, float, float]:
+def _shares(target: Target, seconds: float) -> dict[str, float]:
     (own, nats), received, began = target.used_s(), target.traffic(), time.monotonic()
     time.sleep(seconds)
     took_s = time.monotonic() - began
-    own_after, nats_after = target.used_s()
-    return (
-        (own_after - own) / took_s,
-        (nats_after - nats) / took_s,
-        (target.traffic() - received) / took_s,
-        ingest._rss_bytes(target.pid),
-    )
+    (own_after, nats_after), received_after = target.used_s(), target.traffic()
+    return {
+        "share": (own_after - own) / took_s,
+        "nats_share": (nats_after - nats) / took_s,
+        "nats_msgs_per_s": (received_after.msgs - received.msgs) / took_s,
+        "nats_bytes_per_s": (received_after.bytes - received.bytes) / took_s,
+        "rss_bytes": ingest._rss_bytes(target.pid),
+    }
 
 
 # -- in turns ------------------------------------------------------------------------------------
@@ -229,18 +248,22 @@ def _shares(target: Target, seconds: float) -> tuple[float, float, float, float]
 def turns(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
     """Measurements of each service, one a turn; each turn of a service has a new process."""
     services: dict[str, Callable[[], contextlib.AbstractContextManager[Target]]] = {
-        "embedded": lambda: alone(Path(__file__).parents[1])
+        "embedded": lambda: alone(TREE),
+        "cluster": lambda: replica(TREE),
     }
     if options.before is not None:
-        services["before"] = lambda: alone(options.before.resolve())
-    if not options.no_cluster:
-        services["cluster"] = replica
+        before = options.before.resolve()
+        services["before"] = lambda: alone(before)
+        services["cluster_before"] = lambda: replica(before)
+    services = {name: one for name, one in services.items() if name in (options.only or services)}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in services}
     names = list(services)
     for turn in range(options.runs):
         for name in names if turn % 2 == 0 else reversed(names):
-            with services[name]() as target:
-                measured = rows(target, options.messages)
+            measured: dict[str, float] = {}
+            if options.messages:
+                with services[name]() as target:
+                    measured |= rows(target, options.messages)
             if turn < options.idle_runs:
                 with services[name]() as target:
                     measured |= idle(target, options.streams, options.seconds)
@@ -284,13 +307,13 @@ def _rounded(values: dict[str, float]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--messages", type=int, default=80, help="of each rank, in each turn")
+    parser.add_argument("--messages", type=int, default=80, help="of each rank, in each turn; or 0")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--idle-runs", type=int, default=3, help="turns with idle agents, too")
     parser.add_argument("--streams", type=int, default=512)
     parser.add_argument("--seconds", type=float, default=20.0, help="of idleness")
-    parser.add_argument("--before", type=Path, metavar="TREE", help="compare its service, too")
-    parser.add_argument("--no-cluster", action="store_true", help="without NATS")
+    parser.add_argument("--before", type=Path, metavar="TREE", help="compare its services, too")
+    parser.add_argument("--only", nargs="+", choices=SERVICES, help="these services")
     parser.add_argument("--send", metavar="ADDRESS", help=argparse.SUPPRESS)
     options = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])

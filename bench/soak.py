@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))  # `bench` and `tests` are not installed
 
@@ -42,14 +42,9 @@ from bench.soak_watch import (
     broken,
     kept_on_failure,
 )
-from tests.world.account import Account
 from tests.world.cluster import Cluster, until
 from tests.world.proxy import Proxy
 from tests.world.training import Training
-
-UNWRITTEN_S: Final = 12.0
-"""Rows are recorded, read by an agent within 7 s and sent; what a service has not handed to the
-system when it is killed, within the next tick, is not in its journal."""
 
 
 @dataclass
@@ -154,7 +149,6 @@ class Soak:
         self.training.rest()
         self.all_reported()
         account = self.world.account(self.training)
-        unwritten = self.unwritten(account)
         immortal = self.world.agents[: len(self.world.agents) - len(self.mortal)]
         growths = [self.watch.growth(agent.pid) for agent in immortal]
         lags = sorted(self.watch.lags_s)
@@ -169,7 +163,7 @@ class Soak:
                 "applied": account.applied,
                 "repeated": account.repeated,
                 "missing": sum(map(len, account.missing.values())),
-                "unwritten_at_kills": unwritten,
+                "unwritten_at_kills": self.watch.unwritten(account, self.training.began_at),
                 "invented": sum(map(len, account.invented.values())),
                 "gap": self.world.metric("frd_telemetry_gap_entries_total"),
             },
@@ -181,16 +175,6 @@ class Soak:
             "loop_lag_p99_s": lags[math.ceil(len(lags) * 0.99) - 1],
             "partition": partition,
         }
-
-    def unwritten(self, account: Account) -> int:
-        """The missing collectives that may have been lost with a killed service."""
-        created = self.training.began_at
-        kills = self.watch.service_killed_at
-        return sum(
-            any(0 < killed - created[seq - 1] < UNWRITTEN_S for killed in kills)
-            for seqs in account.missing.values()
-            for seq in seqs
-        )
 
 
 def required(report: dict[str, Any]) -> dict[str, bool]:

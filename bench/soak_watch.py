@@ -9,17 +9,21 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from bench.ingest import _rss_bytes as rss_bytes
+from tests.world.account import Account
 
 RING: Final = 200
 """Entries: more than the ranks record while an agent is away."""
 AGENT_EVERY_S: Final = 6.0
 SERVICE_EVERY_S: Final = 60.0
 AWAY_S: Final = (0.2, 3.0)
+UNWRITTEN_S: Final = 12.0
+"""Rows are recorded, read by an agent within 7 s and sent; what a service has not handed to the
+system when it is killed, within the next tick, is not in its journal."""
 SAMPLE_EVERY_S: Final = 5.0
 SETTLE_S: Final = 60.0
 """Growth of a process in this time after its start does not count."""
@@ -60,6 +64,15 @@ class Watch:
         """Its size about once a minute, in MB."""
         seen = self.rss.get(pid, [])
         return [round(size / 1e6, 1) for _, size in seen[:: max(round(60 / SAMPLE_EVERY_S), 1)]]
+
+    def unwritten(self, account: Account, created_at: Sequence[float]) -> int:
+        """Missing collectives that may have been lost with a killed service: `created_at` is the
+        time of each collective from 1 on."""
+        return sum(
+            any(0 < killed - created_at[seq - 1] < UNWRITTEN_S for killed in self.service_killed_at)
+            for seqs in account.missing.values()
+            for seq in seqs
+        )
 
     def progress(self, steps: int, doing: str = "") -> None:
         if sys.stderr.isatty():

@@ -1,6 +1,7 @@
 """An account of every collective that the ranks of a job have recorded.
 
-The ranks know what they recorded; the journal holds the rows that the service has applied, and its
+The ranks know what they recorded; the journal holds the rows that the service has applied (those of
+all replicas together, in a cluster), and its
 metrics count the rows known to be missing. The account must balance to the last row, whatever was
 killed or cut in between: recorded = applied + missing, and missing rows were counted as a gap.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -45,12 +47,10 @@ class Logged(NamedTuple):
 
 
 def logged(records: Iterable[Record]) -> Iterator[Logged]:
-    """All rows of a journal, or of a cell's log, in order of arrival."""
+    """All rows of one journal after the other, in order of arrival."""
     streams: dict[int, _Stream] = {}
     for record in records:
-        if record.kind is RecordKind.START:
-            streams.clear()
-        elif record.kind is RecordKind.OPENED:
+        if record.kind is RecordKind.OPENED:
             streams[record.stream] = _Stream()
         elif record.kind is RecordKind.MESSAGE:
             stream = streams[record.stream]
@@ -112,19 +112,13 @@ class Account:
 
 
 def account(
-    journal: Path, job: str, joined: Mapping[int, int], completed: Mapping[int, int]
+    journals: Iterable[Path], job: str, joined: Mapping[int, int], completed: Mapping[int, int]
 ) -> Account:
     """Ranks have joined the collectives 1 to `joined` and completed those to `completed`.
 
-    The journal may still be written: a record that is cut off is left out.
+    Journals may still be written: a record that is cut off is left out.
     """
-    return account_of(read(journal, lambda warning: None), job, joined, completed)
-
-
-def account_of(
-    records: Iterable[Record], job: str, joined: Mapping[int, int], completed: Mapping[int, int]
-) -> Account:
-    """The same from records, such as those of a cell's log."""
+    records = chain.from_iterable(read(journal, lambda warning: None) for journal in journals)
     by_rank = _read(records, job)
     applied = repeated = rows_missing = 0
     missing: dict[int, tuple[int, ...]] = {}

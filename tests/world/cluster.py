@@ -160,7 +160,7 @@ class Cluster:
     def account(self, training: Training) -> Account:
         """As far as the service has come; see `settled`."""
         journal = self.data_dir / "journal"
-        return account(journal, training.job, training.joined, training.completed)
+        return account([journal], training.job, training.joined, training.completed)
 
     def settled(self, training: Training) -> Account:
         """The job rests: the account, once it balances."""
