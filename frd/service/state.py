@@ -89,7 +89,7 @@ class CellState(StrEnum):
 
     OWNED = "owned"
     TAKING_OVER = "taking_over"
-    """Claimed: its log is fenced and read."""
+    """Claimed: what its last owner left is read."""
     DRAINING = "draining"
     """About to be handed over."""
     FOREIGN = "foreign"
@@ -112,10 +112,6 @@ class ClusterState:
     """No other replica can have taken over a cell of this one."""
     fenced: int = 0
     """Cells lost because another replica had claimed them."""
-    append_s: float = 0.0
-    """The slowest append to a log of the last seconds; while one waits, its age."""
-    unacked_bytes: int = 0
-    """Accepted input that no log has stored yet, so that it is not acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
