@@ -99,11 +99,11 @@ async def test_credentials_of_an_operator(trusted: tuple[str, Path, Path]) -> No
     """The credentials of the account open the cluster; those of another account are refused with
     the key and without a secret."""
     url, good, bad = trusted
-    options = ClusterOptions((url,), "frd", replicas=1, log_bytes=1 << 28, credentials_file=good)
+    options = ClusterOptions((url,), "frd", replicas=1, credentials_file=good)
     cluster = await connect(options, "a", "h:1", "http://h:2", "1")
     assert (await cluster.log(3).take("a")) == 1
     await cluster.close()
-    refused = ClusterOptions((url,), "frd", replicas=1, log_bytes=1 << 28, credentials_file=bad)
+    refused = ClusterOptions((url,), "frd", replicas=1, credentials_file=bad)
     with pytest.raises(ClusterError) as caught:
         await connect(refused, "a", "h:1", "http://h:2", "1")
     text = str(caught.value)

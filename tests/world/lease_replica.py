@@ -83,7 +83,7 @@ def say(what: str, cell: int) -> None:
 
 
 async def main(servers: str, name: str, member: str) -> None:
-    options = ClusterOptions(tuple(servers.split(",")), name, log_bytes=1 << 28)
+    options = ClusterOptions(tuple(servers.split(",")), name)
     cluster = await connect(options, member, f"{member}:1", f"http://{member}:2", "1")
     await Replica(cluster, member).run()
 

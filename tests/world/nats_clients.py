@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 def options_for(servers: NatsServers, name: str) -> ClusterOptions:
     """Of a cluster with separate streams."""
-    return ClusterOptions(servers.urls, name, replicas=min(3, len(servers.all)), log_bytes=1 << 28)
+    return ClusterOptions(servers.urls, name, replicas=min(3, len(servers.all)))
 
 
 class CalledRegistry:

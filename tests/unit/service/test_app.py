@@ -27,15 +27,15 @@ class Cell:
 
 
 async def test_a_cell_adopts_only_what_needs_no_restart(tmp_path: Path) -> None:
-    """The configuration is read again with another policy, another size of logs and no servers: the
-    cells get the policy."""
-    cluster = ClusterOptions(servers=SERVERS, log_bytes=1_000_000)
+    """The configuration is read again with another policy and no servers: the cells get the
+    policy."""
+    cluster = ClusterOptions(servers=SERVERS)
     config = Config(data_dir=tmp_path, cluster=cluster)
     app = App(config)
     cell: Any = Cell()
     app._cells[0] = cell
     policy = replace(config.policy, stall_after_s=77.0)
-    app.adopt(config.model_copy(update={"policy": policy, "cluster": ClusterOptions(log_bytes=1)}))
+    app.adopt(config.model_copy(update={"policy": policy, "cluster": ClusterOptions()}))
     del app._cells[0]
     await app.stop()
     assert replace(cell.config.policy, max_objects=0) == policy
