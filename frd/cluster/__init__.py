@@ -9,7 +9,7 @@ configuration nothing here is used, and NATS need not be installed.
 
 from typing import Final
 
-INSTALL: Final = "pip install httpx nats-py nkeys zstandard"
+INSTALL: Final = "pip install httpx nats-py nkeys"
 """The packages of the extra ``cluster``."""
 
 

@@ -364,7 +364,7 @@ def advertised_in_vain(servers: Sequence[str], **addresses: str) -> Iterator[str
 
 def _peers(config: Config, view: ServiceView, cells: Cells) -> Peers:
     try:
-        for package in ("nats", "nkeys", "zstandard"):  # what only a later step would miss
+        for package in ("nats", "nkeys"):  # what only a later step would miss
             importlib.import_module(package)
         from frd.service.http.peers.client import PeerClient  # noqa: PLC0415  httpx is an extra
         from frd.service.http.peers.peers import Peers  # noqa: PLC0415

@@ -10,7 +10,7 @@ import pytest
 
 from tests.world.daemons import first_line, run_program, running
 
-EXTRAS = ("dask", "distributed", "httpx", "matplotlib", "nats", "nkeys", "pyarrow", "zstandard")
+EXTRAS = ("dask", "distributed", "httpx", "matplotlib", "nats", "nkeys", "pyarrow")
 WITHOUT_EXTRAS = f"""
 import importlib.abc, sys
 class Missing(importlib.abc.MetaPathFinder):
@@ -46,7 +46,7 @@ def test_commands_without_the_extras() -> None:
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("missing", ["httpx", "nats", "nkeys", "zstandard"])
+@pytest.mark.parametrize("missing", ["httpx", "nats", "nkeys"])
 def test_a_cluster_without_its_packages_is_a_clear_error(missing: str, tmp_path: Path) -> None:
     """A section [cluster] needs them all, and names what to install before anything starts."""
     config = tmp_path / "frd.toml"
@@ -60,5 +60,5 @@ def test_a_cluster_without_its_packages_is_a_clear_error(missing: str, tmp_path:
     assert (done.returncode, done.stderr) == (
         2,
         f"frd: error: cluster.servers: set, and {missing} is missing: "
-        "pip install httpx nats-py nkeys zstandard\n",
+        "pip install httpx nats-py nkeys\n",
     )
