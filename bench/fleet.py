@@ -3,7 +3,7 @@
 The service is a real `frd serve`. What agents send, and when, decides the agent's own code: each of
 the simulated ones has the real `Uplinks` on a connection of its own, with rows, progress and pings
 as those of a node whose ranks do five collectives a second. The agent reads a full ring of 2,000
-entries every 6.4 s (`frd_agent.ranks.poll_schedule`), those of its ranks in turn. Every rank has
+entries every 6.4 s (`frd_agent.ranks.poll_schedule`), those of a node within a second. Every rank has
 two series of memory at ten samples a second: one flutters by some pages, one is constant.
 
 `--tree PATH` measures the code of another working tree, agents included; `--against PATH` both, in
@@ -70,6 +70,10 @@ OP_LASTS_NS: Final = 100_000_000
 JITTER_NS: Final = 2_000_000
 """Between the ranks that join an op."""
 DUMP_EVERY_S: Final = 6.4
+STARTED_WITHIN_S: Final = 1.0
+"""The ranks of a node start so close to each other, and so they are read ever after."""
+TICK_S: Final = 0.25
+"""Of the agent."""
 SAMPLE_NS: Final = 100_000_000
 READ_NS: Final = 2_000_000
 GIB: Final = 1 << 30
@@ -160,20 +164,26 @@ class Agent:
 
     def _hello(self) -> Hello:
         name, now = self._node.number, NodeNs(time.time_ns())
-        return Hello(PROTOCOL, "bench", f"n{name}", f"b{name}", f"s{name}", now, raw_now())
+        paced = {"paced": True} if "paced" in Hello.__dataclass_fields__ else {}  # since 0.9
+        clocks = now, raw_now()
+        return Hello(PROTOCOL, "bench", f"n{name}", f"b{name}", f"s{name}", *clocks, **paced)
 
     @property
     def is_connected(self) -> bool:
         return self.uplinks.connected
 
     async def run(self, start_ns: int) -> None:
-        every_s, turn = DUMP_EVERY_S / RANKS, 0
-        due = (start_ns - raw_now()) / 1e9 + time.monotonic()
-        due += every_s * (self._node.number % 64) / 64
+        dice = np.random.default_rng(self._node.number)
+        due = (start_ns - raw_now()) / 1e9 + time.monotonic() + dice.uniform(0, DUMP_EVERY_S)
+        ticks = dice.integers(0, STARTED_WITHIN_S / TICK_S, RANKS).tolist()
         while True:
-            await asyncio.sleep(max(due - time.monotonic(), 0))
-            self._dump(turn % RANKS, start_ns)
-            turn, due = turn + 1, due + every_s
+            for tick in sorted(set(ticks)):
+                await asyncio.sleep(max(due + tick * TICK_S - time.monotonic(), 0))
+                for place in range(RANKS):
+                    if ticks[place] == tick:
+                        self._dump(place, start_ns)
+                self._reports.wake()
+            due += DUMP_EVERY_S
 
     def _dump(self, place: int, start_ns: int) -> None:
         """What the agent learns when it reads the recorder of a rank."""
@@ -212,7 +222,6 @@ class Agent:
             marks.append((group, GroupWatermarks(last, -1, done, head_ns)))
         self._reports.outbox.record(rows)
         self._reports.current.set_progress(rank, RankProgress(marks, NodeRawNs(now), False))
-        self._reports.wake()
 
     @staticmethod
     def _created(rank: int, ops: Any, start_ns: int) -> Any:

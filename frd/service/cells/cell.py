@@ -175,6 +175,8 @@ class Cell:
         if self._engine.utc_ahead_ns != self._common.now.ahead_ns:
             self.adopt(self._common.config())
         self.streams.settle(now)
+        self._shared.flush()
+        self.streams.set_paces(now)
 
     def _project(self, status_view: StatusView) -> ServiceState:
         self.streams.keep(frozenset(view.key for view in status_view.attempts))
