@@ -33,6 +33,7 @@ from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits, segments
+from frd.wire.bundle import unbundled
 from frd.wire.clock import ClockHello, decode_clock, encode_pong
 from frd.wire.messages import AgentEvent, Goodbye, Refusal, ResponsePart
 from tests.sim.asking import Asking
@@ -212,15 +213,16 @@ class Service:
     def take(self, stream: Stream, data: bytes) -> bool:
         """One message, handled like in `Ingest`; False if the stream is over."""
         try:
-            event = self.streams.take(stream, data)
+            for message in unbundled(data):
+                event = self.streams.take(stream, message)
+                self._applied(stream, event, message)
+                if self.asking is not None and isinstance(event, ResponsePart):
+                    self.asking.answered(stream.id, event)
         except FrdError as error:
             reason = error.reason if isinstance(error, WireError) else "limit"
             self.streams.refused[reason] += 1
             stream.send(Refusal(reason, str(error)))
             return False
-        self._applied(stream, event, data)
-        if self.asking is not None and isinstance(event, ResponsePart):
-            self.asking.answered(stream.id, event)
         return not isinstance(event, Goodbye)
 
     def close(self, stream: Stream) -> None:

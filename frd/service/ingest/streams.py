@@ -36,6 +36,7 @@ from frd.wire.messages import (
     Declare,
     Goodbye,
     Hello,
+    Pace,
     Redirect,
     Resync,
     ServiceEvent,
@@ -44,6 +45,15 @@ from frd.wire.messages import (
     Welcome,
 )
 
+ROUND_MS: Final = 2_000
+"""Between two rounds of reports of an agent whose job is well."""
+HURRIED_ROUND_MS: Final = 900
+"""While some rank of the job waits: where the hang is, nothing waits, so only the service knows."""
+_SLOW_NS: Final = 1_000_000_000
+"""A rank that has been in an op for so long waits."""
+_CALM_NS: Final = 30_000_000_000
+"""How long no rank must have waited before rounds are rare again, so that a job whose ranks wait
+now and again does not change its pace with each of its steps."""
 MAX_REFUSED: Final = 32
 """Jobs whose refused ranks are shown."""
 _REFUSED: Final = {SAMPLES: "samples of memory", ROWS: "rows"}
@@ -70,6 +80,8 @@ class Stream:
     interrupt: Callable[[bool], None] = lambda redirected: None
     """Ends the reading of messages; if the agent is redirected, after it had time to hang up."""
     logged_refused: set[str] = field(default_factory=set)
+    round_ms: int = 0
+    """The pace that was set last; 0: none."""
     acks: dict[int, int] = field(default_factory=dict)
     """Revisions by stream index that are to be acknowledged."""
 
@@ -129,6 +141,10 @@ class Streams:
     _left: tuple[str, str] | None = None
     """Why all streams have ended, and where they should go."""
     _acking: set[Stream] = field(default_factory=set)
+    _unpaced: set[Stream] = field(default_factory=set)
+    """Those that have declared something since paces were set."""
+    _waited_at: dict[str, AlignedNs] = field(default_factory=dict)
+    """When a rank was last known to wait, by job; jobs that are calm again are left out."""
     _warned: set[JobWarning] = field(default_factory=set)
     _kept: frozenset[AttemptKey] = frozenset()
     _lags: RecentPeak = field(default_factory=RecentPeak)
@@ -167,6 +183,7 @@ class Streams:
             case Declare():
                 session.declared.charge(event, len(data))
                 self._adopt(stream)
+                self._unpaced.add(stream)
             case Hello():
                 self._greet(stream, event, now)
             case Statuses():
@@ -200,6 +217,7 @@ class Streams:
         """Called when a stream has ended: ranks without another stream lose their agent."""
         session = stream.session
         self._acking.discard(stream)
+        self._unpaced.discard(stream)
         if not stream.moved:
             stream.draw_acks()
         if self._streams.pop(stream.id, None) is None or session.hello is None:
@@ -233,7 +251,8 @@ class Streams:
         self.journal.record(RecordKind.ALIGNED, self.now(), stream.id, encode(alignment))
 
     def settle(self, now: AlignedNs) -> None:
-        """Admit runs whose name has become free; see `JobRuns.settle`."""
+        """What time brings: runs whose name has become free are admitted (`JobRuns.settle`), and
+        agents get the pace of their jobs."""
         if self.shared.runs.settle(now):
             self._adopt()
         for stream in list(self._streams.values()):
@@ -249,6 +268,25 @@ class Streams:
         for warning in set(warnings) - self._warned:
             log.warning("%s", warning.text)
         self._warned = set(warnings)
+        self.shared.flush()
+        self._set_paces(now)
+
+    def _set_paces(self, now: AlignedNs) -> None:
+        """Have agents report rarely while their jobs are well. One rank that waits makes all agents
+        of its job report more often."""
+        before = self._waited_at.keys()
+        waited = self._waited_at | dict.fromkeys(self.shared.engine.waiting(_SLOW_NS), now)
+        self._waited_at = {job: at for job, at in waited.items() if now - at < _CALM_NS}
+        changed = before ^ self._waited_at.keys()
+        streams, self._unpaced = self._unpaced, set()
+        for stream in self._streams.values() if changed else streams:
+            hello, jobs = stream.session.hello, stream.session.declared.jobs
+            if hello is None or not hello.paced or not jobs:
+                continue
+            hurries = not jobs.isdisjoint(self._waited_at)
+            if (round_ms := HURRIED_ROUND_MS if hurries else ROUND_MS) != stream.round_ms:
+                stream.round_ms = round_ms
+                stream.send(Pace(round_ms))
 
     def _adopt(self, *declaring: Stream) -> None:
         """Assign ranks that have entered the engine to their streams.
