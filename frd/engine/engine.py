@@ -238,6 +238,16 @@ class Engine:
         else:
             self._remove(key)
 
+    def waiting(self, least_ns: int) -> set[str]:
+        """Jobs with a rank that had waited for so long when it was seen last."""
+        return {
+            key.job
+            for key, evaluation in self._evaluations.items()
+            if (attempt := evaluation.attempt) is not None
+            and evaluation.over_at is None
+            and attempt.tables.some_rank_waits(least_ns)
+        }
+
     def take_clock_hints(self) -> Iterator[tuple[Attempt, ClockHint]]:
         """Clock hints that collectives gave since the last call, by attempt."""
         for evaluation in self._evaluations.values():

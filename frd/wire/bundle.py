@@ -6,37 +6,67 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from frd.errors import WireError
 from frd.v1 import stream_pb2 as pb
 from frd.wire.fields import parse
-from frd.wire.messages import MAX_MESSAGE_BYTES
+from frd.wire.limits import check_message
+from frd.wire.messages import MAX_BUNDLED, MAX_MESSAGE_BYTES
 
-MAX_BUNDLED: Final = 64
-_TAG: Final = pb.AgentMessage.BUNDLE_FIELD_NUMBER << 3 | 2
+_OVERHEAD: Final = 4
+"""Bytes before a message, or a bundle: its tag, and a length below 2 MiB."""
 
 
-def bundle(messages: Sequence[bytes]) -> bytes:
-    """At most `MAX_BUNDLED` messages, of at most `MAX_MESSAGE_BYTES` together, as one."""
-    if len(messages) == 1:
-        return messages[0]
-    return pb.AgentMessage(bundle=pb.Bundle(messages=messages)).SerializeToString()
+def _first_byte(field_number: int) -> bytes:
+    """Of a message that is set in this field of `AgentMessage`."""
+    return bytes([field_number << 3 | 2])
+
+
+_BUNDLE: Final = _first_byte(pb.AgentMessage.BUNDLE_FIELD_NUMBER)
+_ALONE: Final = (
+    _BUNDLE,
+    _first_byte(pb.AgentMessage.HELLO_FIELD_NUMBER),
+    _first_byte(pb.AgentMessage.GOODBYE_FIELD_NUMBER),
+)
+
+
+def bundles(messages: Iterable[bytes]) -> Iterator[bytes]:
+    """The messages in their order, in as few as possible. One that comes alone stays as it is."""
+    together: list[bytes] = []
+    size = _OVERHEAD
+    for message in messages:
+        more = len(message) + _OVERHEAD
+        if len(together) == MAX_BUNDLED or size + more > MAX_MESSAGE_BYTES:
+            yield from _as_one(together)
+            together, size = [], _OVERHEAD
+        together.append(message)
+        size += more
+    yield from _as_one(together)
+
+
+def _as_one(messages: list[bytes]) -> Iterator[bytes]:
+    if len(messages) > 1:
+        yield pb.AgentMessage(bundle=pb.Bundle(messages=messages)).SerializeToString()
+    else:
+        yield from messages
 
 
 def unbundled(data: bytes) -> Sequence[bytes]:
     """The messages of a bundle; of any other message, the message.
 
     Raises:
-        WireError: no bundle, or one with another one in it, or with too many messages.
+        WireError: the bundle has too many messages, none, or one that must come alone.
     """
-    if data[:1] != bytes([_TAG]):
+    if not data.startswith(_BUNDLE):
         return (data,)
-    messages = list(parse("bundle", pb.AgentMessage, data, MAX_MESSAGE_BYTES).bundle.messages)
-    if len(messages) > MAX_BUNDLED:
-        why = f"over {MAX_BUNDLED} in one message: send {MAX_BUNDLED} or fewer"
-        raise WireError("bundle.messages", "too_large", why)
-    if any(one[:1] == data[:1] for one in messages):
-        raise WireError("bundle.messages", "order", "a bundle in a bundle: send its messages")
+    check_message(data)
+    message = parse("bundle", pb.AgentMessage, data, MAX_MESSAGE_BYTES)
+    messages: list[bytes] = list(message.bundle.messages)
+    if not messages:
+        raise WireError("bundle.messages", "missing", "empty: send a bundle that has messages")
+    if any(one.startswith(_ALONE) for one in messages):
+        why = "hello, goodbye or a bundle in a bundle: send it alone"
+        raise WireError("bundle.messages", "order", why)
     return messages

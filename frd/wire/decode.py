@@ -90,6 +90,8 @@ class Decoder:
             return hello
         if kind == "hello":
             raise WireError("hello", "order", "came again: open a new stream instead")
+        if kind not in _KINDS:
+            raise WireError(kind, "order", "in another message: send it alone")
         return _KINDS[kind](self, getattr(message, kind))
 
     def _entries(self, m: pb.EntryBatch) -> EntryColumns:

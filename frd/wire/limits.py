@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from frd.errors import WireError
 from frd.v1 import stream_pb2 as pb
 from frd.wire.columns import count_ranks
-from frd.wire.bundle import MAX_BUNDLED
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (
+    MAX_BUNDLED,
     MAX_MESSAGE_BYTES,
     MAX_PHASE_NAMES,
     MAX_PHASES,

@@ -31,6 +31,8 @@ from frd.model import (
 PROTOCOL: Final = 2
 """Major version of the contract; agents with another one are refused."""
 MAX_MESSAGE_BYTES: Final = 1024 * 1024
+MAX_BUNDLED: Final = 64
+"""Messages in one bundle."""
 MAX_UNREADABLE: Final = 16
 MAX_PHASES: Final = 32
 """Phases of one rank in one message."""

@@ -33,7 +33,7 @@ from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits, segments
-from frd.store.records import RecordKind
+from frd.wire.bundle import unbundled
 from frd.wire.clock import ClockHello, decode_clock, encode_pong
 from frd.wire.messages import AgentEvent, Goodbye, Refusal, ResponsePart
 from tests.sim.asking import Asking
@@ -51,11 +51,10 @@ class _Journal(JournalWriter):
 
     _ticks = 0
 
-    def tick(self, at: AlignedNs) -> None:
-        self.record(RecordKind.TICK, at)
+    def flush(self, at: AlignedNs, every_ns: int) -> None:
         self._ticks += 1
         if self._ticks % _TICKS_TOGETHER == 0:
-            self._hand_over()
+            self._hand_over(at)
 
     def _do(self, work: Callable[[], None]) -> None:
         work()
@@ -133,13 +132,14 @@ class Service:
             now=self.now(),
             limits=_JOURNAL,
         )
+        recorder = self._recorder = self.journal.whole()
         self.streams = Streams(
-            shared, self._clocks, self.journal,
+            shared, self._clocks, recorder,
             now=self.now, version=VERSION, instance=instance,
             ids=itertools.count(1),
         )  # fmt: skip
         self.evaluator = Evaluator(
-            shared, LocalKeeper(self.findings), self.journal,
+            shared, LocalKeeper(self.findings), recorder,
             now=self.now, project=self._project, publish=self._publish, settle=self._settle,
         )  # fmt: skip
         self.asking = None if asking is None else asking(self)
@@ -169,7 +169,7 @@ class Service:
         """As `Cell` does."""
         if self.engine.utc_ahead_ns != self.now.ahead_ns:
             settings = Settings(VERSION, self.policy, self.now.ahead_ns, self._can_ask)
-            self.journal.adopt(encode_payload(settings), _JOURNAL, now)
+            self._recorder.adopt(encode_payload(settings), _JOURNAL, now)
             self.engine.adopt(self.policy, self.now.ahead_ns)
         self.streams.settle(now)
 
@@ -213,15 +213,16 @@ class Service:
     def take(self, stream: Stream, data: bytes) -> bool:
         """One message, handled like in `Ingest`; False if the stream is over."""
         try:
-            event = self.streams.take(stream, data)
+            for message in unbundled(data):
+                event = self.streams.take(stream, message)
+                self._applied(stream, event, message)
+                if self.asking is not None and isinstance(event, ResponsePart):
+                    self.asking.answered(stream.id, event)
         except FrdError as error:
             reason = error.reason if isinstance(error, WireError) else "limit"
             self.streams.refused[reason] += 1
             stream.send(Refusal(reason, str(error)))
             return False
-        self._applied(stream, event, data)
-        if self.asking is not None and isinstance(event, ResponsePart):
-            self.asking.answered(stream.id, event)
         return not isinstance(event, Goodbye)
 
     def close(self, stream: Stream) -> None:

@@ -88,6 +88,21 @@ class AttemptTables:
         self.unrecorded.move_times(rank, by_ns)
         self.phases.move_times(rank, by_ns)
 
+    def some_rank_waits(self, least_ns: int) -> bool:
+        """By its last report, some rank that lives had been in an op, or in a call that no recorder
+        shows, for so long."""
+        ranks, pairs, channels = self.ranks, self.pairs, self.channels.since
+        lives = ranks.state[: ranks.count] < EXITED
+        rows = np.flatnonzero(pairs.head[: pairs.count])
+        rows = rows[pairs.rank[rows] < ranks.count]
+        rank = pairs.rank[rows]
+        slow = ranks.as_of[rank] - pairs.head[rows] >= least_ns
+        slow &= (pairs.enqueued[rows] > pairs.completed[rows]) & lives[rank]
+        since = channels[: ranks.count]
+        waited = (since > 0) & (ranks.as_of[: len(since)] - since >= least_ns)
+        waited &= lives[: len(since)]
+        return bool(slow.any() or waited.any()) or self.unrecorded.any_waits
+
     def has_exits(self) -> bool:
         """A rank exited uncleanly, is silent, or finished too early."""
         state = self.ranks.state[self.ranks.sorted()]

@@ -31,6 +31,7 @@ from frd.service.evidence.inquiries import Inquiries
 from frd.service.ingest.declarations import OTHER_JOBS, Reportable
 from frd.service.ingest.shared import FAULT
 from frd.service.ingest.streams import Stream, Streams
+from frd.wire.bundle import unbundled
 from frd.wire.encode import encode_service
 from frd.wire.messages import Goodbye, Redirect, Refusal, ResponsePart, ServiceEvent
 
@@ -205,25 +206,31 @@ class Ingest:
             raise WireError("hello", "missing", "none came: send it first") from None
         bucket = TokenBucket(self._stream_bytes_per_s, 2 * self._stream_bytes_per_s)
         while isinstance(data, bytes):
-            async with share.turn:  # one at a time, or all would look again together
-                while len(self._tenants) > 1 and (debt_s := share.loop_s.take(0, loop.time())):
-                    self.throttled += 1
-                    await asyncio.sleep(debt_s)
-            if stream.moved:
-                data = await context.read()
-                continue
-            began_s = time.perf_counter()
-            event = home.streams.take(stream, data)
-            share.loop_s.take(time.perf_counter() - began_s, loop.time())
-            if isinstance(event, Goodbye):
-                return
-            if isinstance(event, ResponsePart):
-                home.inquiries.answered(stream.id, event)
+            if len(self._tenants) > 1:
+                await self._turn(share)
+            for message in unbundled(data):
+                if stream.moved:
+                    break
+                began_s = time.perf_counter()
+                event = home.streams.take(stream, message)
+                share.loop_s.take(time.perf_counter() - began_s, loop.time())
+                if isinstance(event, Goodbye):
+                    return
+                if isinstance(event, ResponsePart):
+                    home.inquiries.answered(stream.id, event)
             if wait_s := bucket.take(len(data), loop.time()):
                 self.throttled += 1
                 await asyncio.sleep(wait_s)
             data = await context.read()
         self.refused[ABORTED] += not stream.moved
+
+    async def _turn(self, share: _Share) -> None:
+        """Wait while the tenant has used more than its share and another one has streams."""
+        loop = asyncio.get_running_loop()
+        async with share.turn:  # one at a time, or all would look again together
+            while len(self._tenants) > 1 and (debt_s := share.loop_s.take(0, loop.time())):
+                self.throttled += 1
+                await asyncio.sleep(debt_s)
 
     async def _arrive(self, now_s: float) -> None:
         """Limit the rate of new streams. A peer that disconnects while it waits gives back its

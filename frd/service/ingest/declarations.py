@@ -140,6 +140,11 @@ class Declarations:
         self.group_handle = IndexColumn()
         self.series_handle = IndexColumn()
 
+    @property
+    def jobs(self) -> set[str]:
+        """Of the attempts that were declared."""
+        return {attempt.declared.key.job for attempt in self.attempts}
+
     def charge(self, event: Declare, size: int) -> None:
         """A message of `size` bytes is kept while the stream lasts.
 

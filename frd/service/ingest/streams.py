@@ -21,7 +21,6 @@ from frd.errors import FrdError
 from frd.model import AlignedNs, AttemptKey, EntryColumns
 from frd.service.clocks.agent_clocks import AgentClock, AgentClocks
 from frd.service.clocks.alignments import encode
-from frd.service.ingest.acks import PendingAcks
 from frd.service.ingest.job_runs import JobWarning, Refusal
 from frd.service.ingest.nodes import Nodes
 from frd.service.ingest.session import ROWS, SAMPLES, Session
@@ -37,6 +36,7 @@ from frd.wire.messages import (
     Declare,
     Goodbye,
     Hello,
+    Pace,
     Redirect,
     Resync,
     ServiceEvent,
@@ -45,6 +45,15 @@ from frd.wire.messages import (
     Welcome,
 )
 
+ROUND_MS: Final = 2_000
+"""Between two rounds of reports of an agent whose job is well."""
+HURRIED_ROUND_MS: Final = 900
+"""While some rank of the job waits: where the hang is, nothing waits, so only the service knows."""
+_SLOW_NS: Final = 1_000_000_000
+"""A rank that has been in an op for so long waits."""
+_CALM_NS: Final = 30_000_000_000
+"""How long no rank must have waited before rounds are rare again, so that a job whose ranks wait
+now and again does not change its pace with each of its steps."""
 MAX_REFUSED: Final = 32
 """Jobs whose refused ranks are shown."""
 _REFUSED: Final = {SAMPLES: "samples of memory", ROWS: "rows"}
@@ -58,7 +67,8 @@ class Stream:
 
     id: int
     session: Session
-    acks: PendingAcks
+    is_sure: Callable[[], bool] = lambda: True
+    """That of `Streams`."""
     clock: AgentClock | None = None
     """Known after its Hello."""
     outgoing: list[ServiceEvent] = field(default_factory=list)
@@ -70,6 +80,10 @@ class Stream:
     interrupt: Callable[[bool], None] = lambda redirected: None
     """Ends the reading of messages; if the agent is redirected, after it had time to hang up."""
     logged_refused: set[str] = field(default_factory=set)
+    round_ms: int = 0
+    """The pace that was set last; 0: none."""
+    acks: dict[int, int] = field(default_factory=dict)
+    """Revisions by stream index that are to be acknowledged."""
 
     def send(self, event: ServiceEvent) -> None:
         self.outgoing.append(event)
@@ -93,16 +107,22 @@ class Stream:
     def take_outgoing(self) -> list[ServiceEvent]:
         """The events to write, in order. Acknowledgements merge until they are taken."""
         events, self.outgoing = self.outgoing, []
-        if acks := self.acks.take():
-            events.insert(0, Ack(acks))
+        if self.acks and self.is_sure():  # this process may have paused since they were drawn
+            events.insert(0, Ack(self.acks))
+            self.acks = {}
         return events
+
+    def draw_acks(self) -> None:
+        """Acknowledge what has been applied."""
+        self.acks |= self.session.take_acks()
 
 
 @dataclass(eq=False)
 class Streams:
     """`instance` identifies this owner of the cell: if an agent meets another instance, its earlier
     reports are lost. `ids` numbers all streams of the process; `successor` is where agents should
-    go when their stream breaks, empty: here."""
+    go when their stream breaks, empty: here. Nothing is acknowledged unless `is_sure`: otherwise
+    another replica may have the cell."""
 
     shared: Shared
     clocks: AgentClocks
@@ -112,6 +132,7 @@ class Streams:
     instance: str
     ids: Iterator[int]
     successor: Callable[[], str] = str
+    is_sure: Callable[[], bool] = lambda: True
     nodes: Nodes = field(default_factory=Nodes)
     refused: Counter[str] = field(default_factory=Counter)
     """Refused and aborted streams by reason, and what is refused of others."""
@@ -120,6 +141,10 @@ class Streams:
     _left: tuple[str, str] | None = None
     """Why all streams have ended, and where they should go."""
     _acking: set[Stream] = field(default_factory=set)
+    _unpaced: set[Stream] = field(default_factory=set)
+    """Those that have declared something since paces were set."""
+    _waited_at: dict[str, AlignedNs] = field(default_factory=dict)
+    """When a rank was last known to wait, by job; jobs that are calm again are left out."""
     _warned: set[JobWarning] = field(default_factory=set)
     _kept: frozenset[AttemptKey] = frozenset()
     _lags: RecentPeak = field(default_factory=RecentPeak)
@@ -135,8 +160,7 @@ class Streams:
     def open(self) -> Stream:
         """A new stream, before its first message."""
         number = next(self.ids)
-        session = Session(self.shared, number)
-        return Stream(number, session, PendingAcks(session, self.journal))
+        return Stream(number, Session(self.shared, number), self.is_sure)
 
     def take(self, stream: Stream, data: bytes) -> AgentEvent:
         """Check the limits of one message, apply it, then record it in the log.
@@ -159,6 +183,7 @@ class Streams:
             case Declare():
                 session.declared.charge(event, len(data))
                 self._adopt(stream)
+                self._unpaced.add(stream)
             case Hello():
                 self._greet(stream, event, now)
             case Statuses():
@@ -170,8 +195,7 @@ class Streams:
         for label, count, why in session.take_refused():
             self._refuse(stream, label, count, why)
         self.nodes.heard(session.key, now)
-        if not self.journal.message(stream.id, now, data, event):
-            stream.acks.cut()
+        self.journal.message(stream.id, now, data, event)
         clock = stream.clock if isinstance(event, Hello) else None
         if clock is not None and clock.used is not session.alignment:
             self._align(stream, clock.used)  # known from an earlier stream of the session
@@ -193,7 +217,9 @@ class Streams:
         """Called when a stream has ended: ranks without another stream lose their agent."""
         session = stream.session
         self._acking.discard(stream)
-        stream.acks.close()
+        self._unpaced.discard(stream)
+        if not stream.moved:
+            stream.draw_acks()
         if self._streams.pop(stream.id, None) is None or session.hello is None:
             return
         now = self.now()
@@ -225,7 +251,8 @@ class Streams:
         self.journal.record(RecordKind.ALIGNED, self.now(), stream.id, encode(alignment))
 
     def settle(self, now: AlignedNs) -> None:
-        """Admit runs whose name has become free; see `JobRuns.settle`."""
+        """What time brings: runs whose name has become free are admitted (`JobRuns.settle`), and
+        agents get the pace of their jobs."""
         if self.shared.runs.settle(now):
             self._adopt()
         for stream in list(self._streams.values()):
@@ -241,6 +268,25 @@ class Streams:
         for warning in set(warnings) - self._warned:
             log.warning("%s", warning.text)
         self._warned = set(warnings)
+        self.shared.flush()
+        self._set_paces(now)
+
+    def _set_paces(self, now: AlignedNs) -> None:
+        """Have agents report rarely while their jobs are well. One rank that waits makes all agents
+        of its job report more often."""
+        before = self._waited_at.keys()
+        waited = self._waited_at | dict.fromkeys(self.shared.engine.waiting(_SLOW_NS), now)
+        self._waited_at = {job: at for job, at in waited.items() if now - at < _CALM_NS}
+        changed = before ^ self._waited_at.keys()
+        streams, self._unpaced = self._unpaced, set()
+        for stream in self._streams.values() if changed else streams:
+            hello, jobs = stream.session.hello, stream.session.declared.jobs
+            if hello is None or not hello.paced or not jobs:
+                continue
+            hurries = not jobs.isdisjoint(self._waited_at)
+            if (round_ms := HURRIED_ROUND_MS if hurries else ROUND_MS) != stream.round_ms:
+                stream.round_ms = round_ms
+                stream.send(Pace(round_ms))
 
     def _adopt(self, *declaring: Stream) -> None:
         """Assign ranks that have entered the engine to their streams.
@@ -270,19 +316,15 @@ class Streams:
         return self._lags.value(self.now() / 1e9)
 
     def flush_acks(self) -> None:
-        """Wake every stream whose entries since the last call, or earlier, are stored now."""
-        if not self._streams:
+        """Wake every stream with rows that were applied since the last call."""
+        if not self.is_sure():
             return
-        for number in self.journal.take_cut():
-            if (cut := self._streams.get(number)) is not None:
-                cut.acks.drop()
-                cut.leave("the log lacks some of the stream: it is sent again on a new one")
         for stream in self._acking:
-            stream.acks.draw()
-            if stream.acks.ready:
+            stream.draw_acks()
+            if stream.acks:
                 stream.wake.set()
         self._acking = {
-            stream for stream in self._acking if stream.acks.waiting or stream.session.has_unapplied
+            stream for stream in self._acking if stream.acks or stream.session.has_unapplied
         }
 
     def refused_ranks(self, now: AlignedNs) -> Sequence[Refusal]:

@@ -49,6 +49,7 @@ from frd.wire.messages import (
     GroupDecl,
     Hello,
     MemoryEvents,
+    Pace,
     Part,
     RankDecl,
     Redirect,
@@ -455,6 +456,7 @@ def test_odd_names_survive() -> None:
         Request(7, (1,), False, False, 1.0, waits=True),
         Request(8, (1,), False, False, 7.5, ras=True),
         Refusal("length", "entries.seq: 15 bytes"),
+        Pace(2_000),
     ],
 )
 def test_the_service_speaks_and_the_agent_understands(event: object) -> None:
