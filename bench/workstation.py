@@ -128,9 +128,7 @@ class Side:
             launch = ["--", sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
             meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
             self._start(name, *arguments, *launch, *meet, str(JOB))
-        until(
-            lambda: len(get(self.http, "/api/v1/jobs")["jobs"]) == len(JOBS), "jobs", 120
-        )
+        until(lambda: len(get(self.http, "/api/v1/jobs")["jobs"]) == len(JOBS), "jobs", 120)
 
     def _start(self, name: str, *arguments: str) -> subprocess.Popen[str]:
         with (self._folder / f"{name}.log").open("w") as log:  # not warm: that is of this tree
