@@ -17,9 +17,8 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import urlsplit
@@ -39,7 +38,7 @@ from frd.service.access.admission import Admission, Handshakes
 from frd.service.access.certificates import Certificates
 from frd.service.access.grants import Tokens
 from frd.service.cells.alone import hold_alone
-from frd.service.cells.cell import LOOK_EVERY_S, Cell, Common
+from frd.service.cells.cell import Cell, Common
 from frd.service.cells.cells import Cells, add
 from frd.service.cells.homes import LateHomes
 from frd.service.cells.owner import Holding
@@ -47,12 +46,12 @@ from frd.service.cells.replica import hold_replica
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import Pings
 from frd.service.clocks.real_time import RealTime
-from frd.service.findings.evaluator import TICK_S
+from frd.service.findings.evaluator import CALM_TICK_S, TICK_S
 from frd.service.findings.notifier import Notifier
 from frd.service.http.routes import WebOptions, create_app
 from frd.service.http.web.session import HttpGuard
 from frd.service.ingest.collector import ACK_EVERY_S, Ingest
-from frd.service.metrics.recent_peak import RecentPeak, watch_loop
+from frd.service.metrics.recent_peak import RecentPeak
 from frd.service.pace import EVERY_S as PACE_EVERY_S
 from frd.service.pace import Paces
 from frd.service.periodic import repeat
@@ -68,7 +67,7 @@ from frd.store.timelines import TimelineStore
 if TYPE_CHECKING:
     from frd.service.http.peers.peers import Peers
 
-_CLOCKS_EVERY_S: Final = 0.5
+_CLOCKS_EVERY_S: Final = 1.0
 _PRUNE_EVERY_S: Final = 60.0
 _KEEP_OWED_EVERY_S: Final = 1.0
 _LAST_LOOK_S: Final = 5.0
@@ -89,11 +88,14 @@ class App:
         ClusterError: from `start`, when the cluster cannot be used.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, loop_lag: RecentPeak | None = None) -> None:
+        """`loop_lag`: of a `measured_loop` that runs this."""
         self.grpc = ""
         self.http = ""
         self._config = config = with_room(config)
         self._held: Holding | None = None
+        self._came = asyncio.Event()
+        """Rows may wait for their acknowledgement."""
         self._now = now = RealTime()
         self._certificates = Certificates(config.tls) if config.tls.cert_file else None
         self._tokens = Tokens(config.auth.token_file) if config.auth.token_file else None
@@ -127,6 +129,7 @@ class App:
             published=self._published,
             prepare=self._notifier.prepare,
             is_sure=self._is_sure,
+            came=self._came.set,
         )
         self._cells = Cells(
             is_cluster=bool(config.cluster.servers),
@@ -146,7 +149,7 @@ class App:
         self._peers = _peers(config, view, self._cells) if config.cluster.servers else None
         self._paces = Paces()
         app: ASGIApp = create_app(view, self._peers, self._web())
-        self._loop_lag = RecentPeak()
+        self._loop_lag = loop_lag or RecentPeak()
         self._forgotten_findings = 0
         self._store_errors = 0
         """Of the findings database, without those of the cells."""
@@ -184,18 +187,14 @@ class App:
         self._homes.know(self._held.homes)
         self._cells.refresh()
 
-        def each(what: str, every_s: float, work: Callable[[Cell], None]) -> _Work:
-            return repeat(what, every_s, partial(self._cells.each, what, work))
-
+        # A cluster's lease must be looked at often; and its many cells do not publish one by one.
+        tick_s = TICK_S if self._cells.is_cluster else CALM_TICK_S
         self._tasks = [
             asyncio.create_task(work)
             for work in (
-                watch_loop(self._loop_lag),
-                repeat("publishing", TICK_S, self._tick),
-                each("acknowledging", ACK_EVERY_S, lambda cell: cell.streams.flush_acks()),
-                repeat("clocks of agents", _CLOCKS_EVERY_S, self._clocks.refresh),
-                each("comparing clocks", _CLOCKS_EVERY_S, lambda c: c.streams.compare_clocks()),
-                each("looking at it", LOOK_EVERY_S, Cell.look),
+                repeat("publishing", tick_s, self._tick),
+                repeat("acknowledging", ACK_EVERY_S, self._acknowledge, self._came),
+                repeat("comparing clocks", _CLOCKS_EVERY_S, self._compare_clocks),
                 repeat("removing what is old", _PRUNE_EVERY_S, self._prune),
                 repeat("keeping timelines", TIMELINES_EVERY_S, self._timelines.look),
                 repeat("keeping what is owed", _KEEP_OWED_EVERY_S, self._keep_owed),
@@ -240,6 +239,17 @@ class App:
             self._held.lease.ticked()
         self._cells.refresh()
         self._notifier.look()
+
+    def _acknowledge(self) -> None:
+        def flush(cell: Cell) -> None:
+            if not cell.streams.flush_acks():
+                self._came.set()
+
+        self._cells.each("acknowledging", flush)
+
+    def _compare_clocks(self) -> None:
+        self._clocks.refresh()
+        self._cells.each("comparing clocks", lambda cell: cell.streams.compare_clocks())
 
     def _sample_pace(self) -> None:
         view = self._cells.state.status_view
@@ -324,12 +334,14 @@ class App:
         return self._handshakes.failed(begun, self._admission.connections, time.monotonic())
 
     def _published(self, events: Sequence[FindingEvent]) -> None:
-        if events:
+        if events or not self._cells.is_cluster:
             self._cells.refresh()
             self._timelines.see(events)
             self._notifier.see(events)
 
     async def _keep_owed(self) -> None:
+        if not self._findings.owes_news:
+            return
         try:
             await asyncio.to_thread(self._findings.keep_owed)
         except StoreError:  # opening and saving log it

@@ -30,10 +30,19 @@ class Faults:
             self._last.pop(what, None)
 
 
-async def repeat(what: str, every_s: float, work: Callable[[], Awaitable[None] | None]) -> None:
-    """Do `work` every `every_s` seconds, until this is cancelled; `what` names it in the log."""
+async def repeat(
+    what: str,
+    every_s: float,
+    work: Callable[[], Awaitable[None] | None],
+    asked: asyncio.Event | None = None,
+) -> None:
+    """Do `work` every `every_s` seconds, until this is cancelled; `what` names it in the log. With
+    `asked`, only so long after it was set."""
     faults = Faults()
     while True:
+        if asked is not None:
+            await asked.wait()
+            asked.clear()
         await asyncio.sleep(every_s)
         with faults.logged(what):
             if (doing := work()) is not None:

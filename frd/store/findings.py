@@ -106,6 +106,8 @@ class FindingStore:
         """Returns what the outbox has after the next change. Any thread calls it."""
         self.notified: Callable[[], Iterable[Notified]] = lambda: ()
         """The same of the table `notified`."""
+        self._kept: tuple[int, list[Owed], list[Notified]] | None = None
+        """What is owed and was notified, as it is stored, in which file."""
         self._unreadable: set[str] = set()
         """Rows that were logged."""
         self.db = Database(path, "findings database", _SCHEMA)
@@ -121,7 +123,8 @@ class FindingStore:
         rows = [_to_row(event.finding) for event in events]
         with self.db.transaction("FULL" if durable else "NORMAL") as db:
             db.executemany(_UPSERT, rows)
-            self._keep_owed(db)
+            kept = self._keep_owed(db)
+        self._kept = kept
 
     def outbox(self) -> list[Owed]:
         """What an earlier process owed, in the order of storing."""
@@ -132,21 +135,32 @@ class FindingStore:
         rows = self.db.rows("SELECT finding, events, targets FROM notified")
         return self._readable("notified", rows, _notified)
 
+    @property
+    def owes_news(self) -> bool:
+        """What `keep_owed` stores has changed."""
+        return self._kept != self._owing()
+
+    def _owing(self) -> tuple[int, list[Owed], list[Notified]]:
+        return self.db.damaged, list(self.owed()), list(self.notified())
+
     def keep_owed(self) -> None:
         """Have the outbox, and the table `notified`, hold what is so now."""
         with self.db.transaction() as db:
-            self._keep_owed(db)
+            kept = self._keep_owed(db)
+        self._kept = kept
 
-    def _keep_owed(self, db: sqlite3.Connection) -> None:
-        stored, owed = {*db.execute("SELECT target, key FROM outbox")}, list(self.owed())
+    def _keep_owed(self, db: sqlite3.Connection) -> tuple[int, list[Owed], list[Notified]]:
+        kept = _, owed, notified = self._owing()
+        stored = {*db.execute("SELECT target, key FROM outbox")}
         settled = stored.difference(message[:2] for message in owed)
         db.executemany("DELETE FROM outbox WHERE target = ? AND key = ?", settled)
         news = [message for message in owed if message[:2] not in stored]
         db.executemany("INSERT INTO outbox VALUES (?, ?, ?, ?)", news)
-        rows = {(one.finding, *map(json.dumps, one[1:])) for one in self.notified()}
+        rows = {(one.finding, *map(json.dumps, one[1:])) for one in notified}
         before = {*db.execute("SELECT * FROM notified")}
         db.executemany("DELETE FROM notified WHERE finding = ?", [row[:1] for row in before - rows])
         db.executemany("INSERT INTO notified VALUES (?, ?, ?)", rows - before)
+        return kept
 
     def open_findings(self) -> list[Finding]:
         """All that last, oldest first: a restarted service restores them."""

@@ -26,6 +26,7 @@ from frd.usage import examples
 if TYPE_CHECKING:
     from frd.config import Config
     from frd.service.app import App
+    from frd.service.metrics.recent_peak import RecentPeak
 
 _TURN_S: Final = 0.0005
 
@@ -64,7 +65,11 @@ def command(
     effective = load()
     logs.configure(effective.log.level, effective.log.format)
     tune()
-    asyncio.run(_serve(effective, load))
+    from frd.service.metrics.recent_peak import RecentPeak, measured_loop
+
+    lag = RecentPeak()
+    with asyncio.Runner(loop_factory=functools.partial(measured_loop, lag)) as runner:
+        runner.run(_serve(effective, load, lag))
 
 
 def tune() -> None:
@@ -78,7 +83,7 @@ def tune() -> None:
     sys.setswitchinterval(_TURN_S)
 
 
-async def _serve(config: Config, load: Callable[[], Config]) -> None:
+async def _serve(config: Config, load: Callable[[], Config], lag: RecentPeak) -> None:
     from frd.service.app import App
 
     loop = asyncio.get_running_loop()
@@ -86,7 +91,7 @@ async def _serve(config: Config, load: Callable[[], Config]) -> None:
     notify = logs.notifier(os.environ)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    app = App(config)
+    app = App(config, lag)
     # A terminal sends SIGHUP when it closes; that is no request to reload.
     hangs_up = stopped.set if sys.stderr.isatty() else functools.partial(_reload, app, load)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it

@@ -37,7 +37,8 @@ from frd.service.journal.payloads import limits_of, settings_of
 from frd.service.state import Counters, ServiceState
 from frd.store.dumps import DumpStore
 
-LOOK_EVERY_S: Final = 0.5
+_CALM_STALL_S: Final = 3.0
+"""With a shorter `stall_after_s`, a wait is not known long before it is a stall."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class Common:
     silences: Silences = field(default_factory=Silences)
     is_sure: Callable[[], bool] = lambda: True
     """No other process can have a cell of this one; see `Lease.is_sure`."""
+    came: Callable[[], None] = lambda: None
+    """Called when rows may have come that are to be acknowledged."""
 
 
 class Cell:
@@ -71,8 +74,7 @@ class Cell:
         successor: Callable[[], str] = str,
         one_job: bool = False,
     ) -> None:
-        """`successor` is that of `Streams`, `one_job` that of `Home`: the cell is one of many, and
-        does little while it is idle."""
+        """`successor` is that of `Streams`, `one_job` that of `Home`: the cell is one of many."""
         config, now = common.config(), common.now
         self._common = common
         self._is_abandoned = False
@@ -90,6 +92,7 @@ class Cell:
             ids=common.stream_ids,
             successor=successor,
             is_sure=self._is_sure,
+            on_news=self._came,
         )
         inquiries = Inquiries(self.streams)
         self.home = Home(self.streams, inquiries, one_job)
@@ -101,7 +104,8 @@ class Cell:
             project=self._project,
             publish=common.published,
             settle=self._settle,
-            is_idle=self._is_idle if one_job else lambda: False,
+            is_idle=self._is_idle,
+            is_calm=self._is_calm,
         )
         self.evaluator.prepare = common.prepare
         self.evaluator.people = People(common.silences)
@@ -151,11 +155,6 @@ class Cell:
         self._keeper.abandon()
         self.log.end(self._common.now())
 
-    def look(self) -> None:
-        """Called every `LOOK_EVERY_S`: a cell that was idle is evaluated when an agent comes."""
-        if self.evaluator.is_slow and self.streams:
-            self.evaluator.wake()
-
     def adopt(self, config: Config) -> None:
         """Another configuration is in force."""
         now = self._common.now
@@ -176,6 +175,17 @@ class Cell:
         """No agent reports, and nothing is known that time could change."""
         view = self.evaluator.state.status_view
         return not (self.streams or view.attempts or view.findings)
+
+    def _is_calm(self) -> bool:
+        """What time alone brings may come a second later: nothing is wrong, and no rank waits."""
+        evaluator, policy = self.evaluator, self._common.config().policy
+        view = evaluator.state.status_view
+        is_asking = bool(evaluator.asking or view.findings or view.going_on)
+        return self.streams.is_calm and not is_asking and policy.stall_after_s >= _CALM_STALL_S
+
+    def _came(self) -> None:
+        self.evaluator.news()
+        self._common.came()
 
     # -- publishing ----------------------------------------------------------------------------
 

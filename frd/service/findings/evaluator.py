@@ -35,8 +35,9 @@ from frd.store.records import RecordKind
 
 _HANGS: Final = (Kind.STALL, Kind.ORDER, Kind.MISMATCH)
 TICK_S: Final = 0.25
-IDLE_TICK_S: Final = 1.0
-"""While there is nothing to evaluate. A replica may own 64 cells, most of them without a job."""
+CALM_TICK_S: Final = 1.0
+"""While nothing has come, and nothing is wrong or waits. A replica may own 64 cells, most of them
+without a job."""
 PUBLISH_EVERY_S: Final = 1.0
 """Interval without changes; changes are published immediately."""
 IDLE_PUBLISH_EVERY_S: Final = 5.0
@@ -54,9 +55,9 @@ log = logging.getLogger(__name__)
 @dataclass(eq=False)
 class Evaluator:
     """`project` turns a status view into the published state; `publish` gets changes of findings.
-    `settle` is called before each evaluation with its time, as in a replay. While `is_idle`,
-    evaluations are rare, and publication of what has not changed rarer; call `wake` when that
-    ends."""
+    `settle` is called before each evaluation with its time, as in a replay. While `is_calm`,
+    evaluations are rare unless `news` is called; while `is_idle`, publication of what has not
+    changed is rarer."""
 
     shared: Shared
     keeper: Keeper
@@ -66,6 +67,7 @@ class Evaluator:
     publish: Callable[[Sequence[FindingEvent]], None]
     settle: Callable[[AlignedNs], None] = lambda now: None
     is_idle: Callable[[], bool] = lambda: False
+    is_calm: Callable[[], bool] = lambda: False
     state: ServiceState = _NOTHING
     opened: Counter[tuple[str, Kind]] = field(default_factory=Counter)
     corrected: int = 0
@@ -79,8 +81,6 @@ class Evaluator:
     """Of the findings that are published; see `Outcome`."""
     _owed: list[Question] = field(default_factory=list)
     """Questions that are not asked yet."""
-    is_slow: bool = False
-    """The next evaluation may be up to `IDLE_TICK_S` away."""
     _dismissals: list[tuple[Dismissal, asyncio.Future[Finding | None]]] = field(
         default_factory=list
     )
@@ -93,7 +93,10 @@ class Evaluator:
     _unsaved_pauses: dict[str, JobPauses] = field(default_factory=dict)
     """Learned pauses that are not stored yet, by job."""
     _saving: asyncio.Task[None] | None = None
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Evaluate within `TICK_S`."""
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    """Evaluate now."""
     _stopping: bool = False
     _is_abandoned: bool = False
     _faults: Faults = field(default_factory=Faults)
@@ -110,7 +113,7 @@ class Evaluator:
         if (kept := self.shared.engine.answer(answer, now)) is not None:
             self.journal.record(RecordKind.ANSWERED, now, payload=encode_payload(kept))
             if answer.finding:
-                self._wake.set()
+                self._evaluate_now()
 
     async def dismiss(self, dismissal: Dismissal) -> Finding | None:
         """Close a finding by hand; returns the closed finding once it is published, None when no
@@ -136,7 +139,7 @@ class Evaluator:
         return await self._evaluated(marked, f"{finding.id}: not known to be changed")
 
     async def _evaluated(self, done: asyncio.Future[_T], what: str) -> _T:
-        self._wake.set()
+        self._evaluate_now()
         try:
             async with asyncio.timeout(CHANGE_WITHIN_S):
                 return await done
@@ -156,20 +159,26 @@ class Evaluator:
     async def run(self) -> None:
         """Evaluate until `stop`. A fault of the engine is logged, shows as staleness, and does
         not end the service: streams, dumps and earlier findings still work."""
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + TICK_S
         while not self._stopping:
-            self.is_slow = self.is_idle()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(IDLE_TICK_S if self.is_slow else TICK_S):
-                    await self._wake.wait()
+            if self.is_calm():
+                await _within(due_s - TICK_S + CALM_TICK_S, self._news)
+            await _within(due_s, self._wake)
+            due_s = loop.time() + TICK_S
             self._wake.clear()
-            self.is_slow = False
+            self._news.clear()
             with self._faults.logged("evaluation, whose findings are stale now"):
                 await self.evaluate()
         if self._saving is not None:
             await asyncio.wait({self._saving}, timeout=SAVE_WITHIN_S)
 
-    def wake(self) -> None:
-        """Evaluate now."""
+    def news(self) -> None:
+        """Something has come that may change a finding: evaluate within `TICK_S`."""
+        self._news.set()
+
+    def _evaluate_now(self) -> None:
+        self._news.set()
         self._wake.set()
 
     def abandon(self) -> None:
@@ -180,7 +189,7 @@ class Evaluator:
     def stop(self) -> None:
         """Have `run` evaluate once more, store the result, and return."""
         self._stopping = True
-        self._wake.set()
+        self._evaluate_now()
 
     async def evaluate(self) -> None:
         if self._is_abandoned:
@@ -313,6 +322,13 @@ class Evaluator:
                 log.warning("finding %s opened: %s", finding.id, finding.summary)
             elif event.change is Change.CLOSED:
                 log.info("finding %s closed: %s", finding.id, finding.close_reason)
+
+
+async def _within(until_s: float, event: asyncio.Event) -> None:
+    """Wait for `event`, until this time of the loop at most."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(until_s):
+            await event.wait()
 
 
 def _of_closed(marked: Iterable[tuple[Finding, object]]) -> list[FindingEvent]:

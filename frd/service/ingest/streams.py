@@ -18,7 +18,7 @@ from typing import Final
 
 from frd.engine.clocks.alignment import Alignment
 from frd.errors import FrdError
-from frd.model import AlignedNs, AttemptKey, EntryColumns
+from frd.model import AlignedNs, AttemptKey, EntryColumns, MemoryColumns
 from frd.service.clocks.agent_clocks import AgentClock, AgentClocks
 from frd.service.clocks.alignments import encode
 from frd.service.ingest.job_runs import JobWarning, Refusal
@@ -136,6 +136,9 @@ class Streams:
     nodes: Nodes = field(default_factory=Nodes)
     refused: Counter[str] = field(default_factory=Counter)
     """Refused and aborted streams by reason, and what is refused of others."""
+    on_news: Callable[[], None] = lambda: None
+    """Called when something has come that may be acknowledged, or change a finding: anything but
+    watermarks and samples of memory, of which a wait or a rise shows only in the course of time."""
     _streams: dict[int, Stream] = field(default_factory=dict)
     """Streams that have sent Hello, by id."""
     _left: tuple[str, str] | None = None
@@ -196,6 +199,8 @@ class Streams:
             self._refuse(stream, label, count, why)
         self.nodes.heard(session.key, now)
         self.journal.message(stream.id, now, data, event)
+        if not isinstance(event, Watermarks | MemoryColumns):
+            self.on_news()
         clock = stream.clock if isinstance(event, Hello) else None
         if clock is not None and clock.used is not session.alignment:
             self._align(stream, clock.used)  # known from an earlier stream of the session
@@ -230,6 +235,7 @@ class Streams:
         if stream.clock is not None:
             stream.clock.disconnected(stream.id, now)
         self.journal.record(RecordKind.CLOSED, now, stream.id)
+        self.on_news()
         log.info("agent of %s gone: stream %d", session.hello.node, stream.id)
 
     def _greet(self, stream: Stream, hello: Hello, now: AlignedNs) -> None:
@@ -315,10 +321,16 @@ class Streams:
         """Time from sending to applying, of the slowest recent message."""
         return self._lags.value(self.now() / 1e9)
 
-    def flush_acks(self) -> None:
-        """Wake every stream with rows that were applied since the last call."""
+    @property
+    def is_calm(self) -> bool:
+        """No rank waits, or has waited lately."""
+        return not self._waited_at
+
+    def flush_acks(self) -> bool:
+        """Wake every stream with rows that were applied since the last call; False if some rows
+        must be acknowledged later."""
         if not self.is_sure():
-            return
+            return not self._acking
         for stream in self._acking:
             stream.draw_acks()
             if stream.acks:
@@ -326,6 +338,7 @@ class Streams:
         self._acking = {
             stream for stream in self._acking if stream.acks or stream.session.has_unapplied
         }
+        return not self._acking
 
     def refused_ranks(self, now: AlignedNs) -> Sequence[Refusal]:
         """Ranks that run and are not watched, by job and reason."""

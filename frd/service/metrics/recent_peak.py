@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
+import selectors
+import time
+from asyncio import SelectorEventLoop
 from typing import Final
 
 WINDOW_S: Final = 15
 """The usual scrape interval, so that every peak is in some scrape."""
-_EVERY_S: Final = 0.05
 
 
 class RecentPeak:
@@ -18,8 +19,11 @@ class RecentPeak:
 
     def add(self, value: float, now_s: float) -> None:
         second = int(now_s)
-        self._peaks[second] = max(value, self._peaks.get(second, value))
-        self._forget(second)
+        before = self._peaks.get(second)
+        if before is None or value > before:
+            self._peaks[second] = value
+        if before is None:
+            self._forget(second)
 
     def value(self, now_s: float) -> float:
         """0 without values."""
@@ -31,13 +35,27 @@ class RecentPeak:
             del self._peaks[other]
 
 
-async def watch_loop(lag: RecentPeak) -> None:
-    """Add to `lag` the seconds by which the event loop wakes late, until cancelled.
+class _Selector(selectors.DefaultSelector):
+    """Adds to `lag` how long each turn of the loop took, and how late each wait ended.
 
-    A long batch, a slow snapshot or a busy processor delays the loop, and with it everything else.
+    A long batch, a slow snapshot or a busy processor delays everything else by that. Measured here,
+    it needs no timer that wakes an idle process.
     """
-    loop = asyncio.get_running_loop()
-    while True:
-        due = loop.time() + _EVERY_S
-        await asyncio.sleep(_EVERY_S)
-        lag.add(max(loop.time() - due, 0.0), loop.time())
+
+    def __init__(self, lag: RecentPeak) -> None:
+        super().__init__()
+        self._lag = lag
+        self._woke_s = time.monotonic()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        began_s = time.monotonic()
+        found = super().select(timeout)
+        turn_s, self._woke_s = began_s - self._woke_s, time.monotonic()
+        late_s = 0.0 if timeout is None else self._woke_s - began_s - max(timeout, 0.0)
+        self._lag.add(max(turn_s, late_s), self._woke_s)
+        return found
+
+
+def measured_loop(lag: RecentPeak) -> SelectorEventLoop:
+    """An event loop that adds to `lag` the seconds by which what it does is delayed."""
+    return SelectorEventLoop(_Selector(lag))
