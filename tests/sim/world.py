@@ -90,6 +90,8 @@ class Summary:
     with_lines: Counter[str] = field(default_factory=Counter)
     with_waits: Counter[str] = field(default_factory=Counter)
     """As in `tests.sim.blame`."""
+    heard: Counter[str] = field(default_factory=Counter)
+    """Of replicas, see `tests.sim.cluster.heard`."""
 
 
 class World:

@@ -24,8 +24,10 @@ from frd_agent.uplink.route import Route
 from tests.sim.agent import SimAgent
 from tests.sim.clocks import draw_host
 from tests.sim.cluster.calls import ClusterConn
+from tests.sim.cluster.heard import SCRAPE, Entries, Heard
 from tests.sim.cluster.oracle import ClusterOracle
-from tests.sim.cluster.replica import Servers, SimReplica
+from tests.sim.cluster.people import People
+from tests.sim.cluster.replica import SimReplica
 from tests.sim.cluster.troubles import ClusterTroubles
 from tests.sim.network import Conn, Link, draw_link
 from tests.sim.oracle import Violation
@@ -33,14 +35,12 @@ from tests.sim.scenario import Scenario
 from tests.sim.watched import _finish
 from tests.sim.world import EVALUATE, JOB, Summary, World
 from tests.world.clocks import S
-from tests.world.fake_cluster import Faults
+from tests.world.fake_cluster import FakeKeys, Faults
 
 CELL_COUNT: Final = 4
 _OWNED_WITHIN: Final = 10 * S
 _COPIED_WITHIN: Final = S // 2
 """All replicas have copied a finding."""
-_PARTS: Final = 3
-"""Of the servers that fail separately: registry, logs, findings."""
 
 
 class ClusterWorld(World):
@@ -63,13 +63,12 @@ class ClusterWorld(World):
             for name in self.names
         }
         self.faults = {
-            name: [
-                Faults(scenario.dice(f"servers/{name}/{part}"), timeout_s=2.0)
-                for part in range(_PARTS)
-            ]
-            for name in self.names
+            name: Faults(scenario.dice(f"servers/{name}"), timeout_s=2.0) for name in self.names
         }
-        self.servers = Servers()
+        self.heard: Heard = Heard(self)
+        self.people: People = People(self)
+        self.servers = FakeKeys()
+        self.servers.entries = Entries(self.heard)
         self.replicas: dict[str, SimReplica] = {}
         self.all_replicas: list[SimReplica] = []
         """Dead ones included: nothing of them may be collected, which would run their `finally`."""
@@ -82,6 +81,12 @@ class ClusterWorld(World):
         with _few_cells(), self._errors_seen():
             summary = super().live()
         summary.troubles["takeovers"] += self.oracle.takeovers
+        summary.heard.update(self.heard.counts)
+        summary.heard["before it was stored"] += len(self.heard.unstored)
+        people = self.people
+        said = len(people.dismissed), len(people.marked), people.refused, people.unstored
+        for what, count in zip(("dismissed", "marked", "refused", "unstored"), said, strict=True):
+            summary.heard[what] += count
         return summary
 
     # -- replicas --------------------------------------------------------------------------------
@@ -96,7 +101,7 @@ class ClusterWorld(World):
                 self.kernel.after(S // 10, partial(self.start_replica, name))
             return
         host, faults = self.replica_hosts[name], self.faults[name]
-        replica = SimReplica(self, name, host, self.folder / name, self.servers, faults)
+        replica = SimReplica(self, name, host, self.folder / name, faults)
         self.replicas[name] = replica
         self.all_replicas.append(replica)
 
@@ -160,15 +165,21 @@ class ClusterWorld(World):
     def taken_over(self, replica: SimReplica, cell: int, opened: Opened) -> None:
         if cell == cell_of(self.job):
             self.settle()
-            self.oracle.taken_over(replica, opened)
+            with self.heard.judging():
+                self.oracle.taken_over(replica, opened)
 
     def shown(self, replica: SimReplica, events: Sequence[FindingEvent]) -> None:
         self.settle()
         self.published.append(events)
-        self.oracle.shown(replica, events)
+        with self.heard.judging():
+            self.oracle.shown(replica, events)
 
     def failed(self, what: str) -> None:
         self.failures.append(what)
+
+    def begin(self) -> None:
+        super().begin()
+        self.kernel.after(SCRAPE, self.heard.scrape)
 
     def _evaluate(self) -> None:
         self.oracle.check_now()
