@@ -146,11 +146,12 @@ class Process:
             now=now(),
             limits=JournalLimits(total_bytes=1 << 30, max_age_s=3600.0),
         )
+        recorder = self.journal.whole()
         self.clocks = AgentClocks(now)
         self.streams = Streams(
             self.shared,
             self.clocks,
-            self.journal,
+            recorder,
             now=now,
             version=__version__,
             instance="bench",
@@ -159,7 +160,7 @@ class Process:
         self.evaluator = Evaluator(
             self.shared,
             LocalKeeper(self.store),
-            self.journal,
+            recorder,
             now=now,
             project=self._project,
             publish=lambda events: None,

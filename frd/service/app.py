@@ -93,6 +93,7 @@ class App:
         self.grpc = ""
         self.http = ""
         self._config = config = with_room(config)
+        self._held: Holding | None = None
         self._now = now = RealTime()
         self._certificates = Certificates(config.tls) if config.tls.cert_file else None
         self._tokens = Tokens(config.auth.token_file) if config.auth.token_file else None
@@ -125,6 +126,7 @@ class App:
             stream_ids=itertools.count(1),
             published=self._published,
             prepare=self._notifier.prepare,
+            is_sure=self._is_sure,
         )
         self._cells = Cells(
             is_cluster=bool(config.cluster.servers),
@@ -132,7 +134,6 @@ class App:
             dropped=self._notifier.forget,
         )
         self._notifier.is_asking = self._cells.is_asking
-        self._held: Holding | None = None
         self._homes = LateHomes()
         self._ingest = Ingest(
             self._homes, self._admission, stream_bytes_per_s=config.limits.stream_bytes_per_s
@@ -268,6 +269,10 @@ class App:
                 files.refresh()
         log.info("configuration read again")
 
+    def _is_sure(self) -> bool:
+        held = self._held
+        return held.lease.is_sure if held is not None else not self._cells.is_cluster
+
     def _web(self) -> WebOptions:
         config = self._config
         return WebOptions(
@@ -285,13 +290,18 @@ class App:
         counted = Counters(
             refused=dict(self._ingest.refused),
             clock_refused=dict(self._clocks.refused),
-            evicted={"dumps": self._dumps.evicted, "stored_findings": self._forgotten_findings},
+            evicted={
+                "dumps": self._dumps.evicted,
+                "stored_findings": self._forgotten_findings,
+                "journal_segments": self._held.journal.evicted if self._held is not None else 0,
+            },
             http_refused=dict(self._admission.refusals.http),
             handshakes_failed=self._handshakes_failed(),
             throttled=self._ingest.throttled,
             notifications=self._notifier.counted(),
             store_errors={
                 "findings": self._store_errors + self._findings.db.damaged,
+                "journal": self._held.journal.dropped if self._held is not None else 0,
                 "timelines": self._timelines.store_errors + self._timeline_store.db.damaged,
             },
         )

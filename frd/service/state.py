@@ -89,7 +89,7 @@ class CellState(StrEnum):
 
     OWNED = "owned"
     TAKING_OVER = "taking_over"
-    """Claimed: its log is fenced and read."""
+    """Claimed: what its last owner left is read."""
     DRAINING = "draining"
     """About to be handed over."""
     FOREIGN = "foreign"
@@ -108,12 +108,10 @@ class ClusterState:
     takeovers: Mapping[str, int] = field(default_factory=dict)
     """Cells taken over since the start, by why: `start` (no other replica had it), `dead` (its
     owner's heartbeats ended), `released` (its owner handed it over)."""
+    sure: bool = True
+    """No other replica can have taken over a cell of this one."""
     fenced: int = 0
-    """Cells lost because their log refused this replica."""
-    append_s: float = 0.0
-    """The slowest append to a log of the last seconds; while one waits, its age."""
-    unacked_bytes: int = 0
-    """Accepted input that no log has stored yet, so that it is not acknowledged."""
+    """Cells lost because another replica had claimed them."""
 
 
 @dataclass(frozen=True, slots=True)

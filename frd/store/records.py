@@ -31,11 +31,14 @@ _ZLIB_LEVEL: Final = 1
 
 
 class RecordKind(IntEnum):
+    """Records of no stream have, where a record has its stream, the tag of a cell: 0 in a service
+    without a cluster, otherwise 1 plus the number of the cell; see `cell_tag`."""
+
     START = 1
     """A service process began, or input was lost: nothing read before is live. Payload: settings,
-    JSON."""
+    JSON. With the tag of a cell of a cluster: the cell begins."""
     OPENED = 2
-    """A stream was opened."""
+    """A stream was opened. Payload: the tag of its cell in ASCII digits, empty if it is 0."""
     MESSAGE = 3
     """An accepted message of a stream, as received."""
     CLOSED = 4
@@ -50,11 +53,10 @@ class RecordKind(IntEnum):
     """A user closed a finding. Payload: its id and the reason, JSON."""
     LEARNED = 9
     """The learned pauses of all jobs. Payload: JSON lines."""
-    FINDING = 11
-    """A version of a finding, as it was stored, JSON: for the next owner of a replicated log. A
-    replay finds its own."""
     RESTORED = 12
     """Follows START: a finding that was open then, or dismissed while its trouble lasted, JSON."""
+    LEFT = 14
+    """The cell went to another replica, or comes from one: what was known of it is not live."""
     ANSWERED = 13
     """A rank answered a question of the engine, JSON."""
 
@@ -65,6 +67,24 @@ class Record:
     at: AlignedNs
     stream: int
     payload: bytes
+
+
+OF_STREAMS: Final = frozenset(
+    (RecordKind.OPENED, RecordKind.MESSAGE, RecordKind.ALIGNED, RecordKind.CLOSED)
+)
+
+
+def cell_tag(record: Record) -> int:
+    """Of a record that belongs to no stream, or opens one.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    if record.kind is not RecordKind.OPENED:
+        return record.stream
+    if not record.payload.isdigit() and record.payload:
+        raise StoreError(f"journal: stream {record.stream}: damaged")
+    return int(record.payload or b"0")
 
 
 def batches(records: Sequence[Record]) -> Iterator[list[Record]]:

@@ -10,10 +10,11 @@ from uuid import uuid4
 
 import pytest
 
-from frd.cluster.cluster import FindingStore
+from frd.cluster.cluster import CellStore, FindingStore
 from frd.cluster.log import Bundle, FencedLog
 from frd.cluster.registry import Registry
 from tests.world.fake_cluster import (
+    FakeCells,
     FakeFindings,
     FakeKeys,
     FakeLog,
@@ -39,6 +40,9 @@ class Client:
     new_log: NewLog
     registry: Registry
     findings: FindingStore
+    new_values: Callable[[list[Loss]], CellStore]
+    """An owner's access to the values of cells; the losses happen to its next writes, one by
+    one."""
 
 
 World: TypeAlias = Callable[[int], AbstractAsyncContextManager[list[Client]]]
@@ -66,6 +70,7 @@ async def fake_clients(count: int) -> AsyncIterator[list[Client]]:
             new_log,
             FakeRegistry(keys, faults),
             FakeFindings(findings, faults),
+            lambda losses: FakeCells(keys, Faults(losses=losses)),
         )
 
     yield [client() for _ in range(count)]
@@ -83,7 +88,7 @@ def world(request: pytest.FixtureRequest) -> World:
             others = [nats_client(options) for _ in range(count - 1)]
             opened = [first, *[await other.__aenter__() for other in others]]
             try:
-                yield [Client(_new_log(c), c.registry, c.findings) for c in opened]
+                yield [Client(_new_log(c), c.registry, c.findings, c.values) for c in opened]
             finally:
                 for other in others:
                     await other.__aexit__(None, None, None)

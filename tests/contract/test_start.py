@@ -16,6 +16,7 @@ from uuid import uuid4
 import pytest
 
 from frd.cluster.nats import checks, connect
+from frd.cluster.nats.streams import registry_stream
 from frd.cluster.registry import Entry
 from frd.config import ClusterOptions
 from frd.errors import ClusterError
@@ -49,15 +50,25 @@ def fresh(servers: NatsServers) -> ClusterOptions:
 
 
 async def test_created_once_and_compared_later(servers: NatsServers) -> None:
-    """The first replica creates the streams of the cluster; a second one that is configured with
-    other limits is refused and changes nothing."""
+    """The first replica creates the stream of the cluster; a second one that is configured with
+    fewer copies is refused and changes nothing."""
     options = fresh(servers)
     await opened(options)
-    text = await refusal(replace(options, log_bytes=2 << 28))
-    assert text.startswith("cluster.log_bytes: stream ")
-    assert "max_bytes is 268435456, not 536870912" in text
     text = await refusal(replace(options, replicas=1))
-    assert text.startswith("cluster.replicas: stream KV_")
+    assert text.startswith(f"cluster.replicas: stream KV_{options.name}: replicas is 3, not 1: ")
+
+
+async def test_a_cluster_of_an_older_release(servers: NatsServers) -> None:
+    """The stream has the format and limits of a release that had a log for each cell: the replica
+    is refused with what to delete."""
+    options = fresh(servers)
+    async with nats_client(options) as client:
+        await client.registry.put("meta", b'{"format":1,"cells":64}', 0)
+        older = registry_stream(options).evolve(duplicate_window=2)
+        await client.thread.call(client.connection.ask(lambda js: js.update_stream(older)))
+    text = await refusal(options)
+    assert "a cluster of format 1 with 64 cells, not 2 and 64: stop all replicas, delete" in text
+    assert f"{options.name}-F and {options.name}-J00 to {options.name}-J63 with the nats" in text
 
 
 async def test_meta_is_written_once(servers: NatsServers) -> None:
@@ -68,10 +79,10 @@ async def test_meta_is_written_once(servers: NatsServers) -> None:
     async with nats_client(options) as client:
         entry = await client.registry.get("meta")
         assert isinstance(entry, Entry)
-        assert json.loads(entry.value) == {"format": 1, "cells": 64}
-        await client.registry.put("meta", b'{"format":1,"cells":128}', entry.revision)
+        assert json.loads(entry.value) == {"format": 2, "cells": 64}
+        await client.registry.put("meta", b'{"format":2,"cells":128}', entry.revision)
     text = await refusal(options)
-    assert text.startswith(f"cluster.name: {options.name}: a cluster of format 1 with 128 cells")
+    assert text.startswith(f"cluster.name: {options.name}: a cluster of format 2 with 128 cells")
 
 
 @pytest.mark.parametrize(
@@ -132,20 +143,14 @@ async def test_unknown_whether_writes_are_synced(
     assert "cluster.servers: unknown" in caplog.text
 
 
-async def test_more_than_the_servers_have(tmp_path: Path) -> None:
-    """One server runs: three copies are configured, or logs that together exceed its store."""
+async def test_fewer_servers_than_copies(tmp_path: Path) -> None:
+    """One server runs, and three copies are configured."""
     with nats_servers(tmp_path, 1) as servers:
         options = options_for(servers, "frd")
+        wanted = replace(options, replicas=3)
         async with nats_client(replace(options, name="x")) as client:
-            for wanted, error in (
-                (replace(options, replicas=3), r"cluster\.replicas: 3: too few NATS servers"),
-                (
-                    replace(options, log_bytes=1 << 40),
-                    r"cluster\.log_bytes: 1099511627776: the NATS",
-                ),
-            ):
-                with pytest.raises(ClusterError, match=error):
-                    await client.thread.call(checks.check_streams(client.connection, wanted, 0.5))
+            with pytest.raises(ClusterError, match=r"cluster\.replicas: 3: too few NATS servers"):
+                await client.thread.call(checks.check_stream(client.connection, wanted, 0.5))
 
 
 async def test_without_jetstream_or_without_a_server(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from frd.model import (
 from frd.rpc import Context
 from frd.service.access.admission import Admission
 from frd.service.access.grants import Tokens
-from frd.service.cells.homes import _NoLog
+from frd.service.cells.homes import NoLog
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.real_time import RealTime
 from frd.service.evidence.inquiries import Inquiries
@@ -130,11 +130,11 @@ class _Service:
         self.now = RealTime(lambda: _START + self.raw(), self.raw)
         self.clocks = AgentClocks(self.now)
         self.streams = Streams(
-            shared, self.clocks, _NoLog(),
+            shared, self.clocks, NoLog(),
             now=self.now, version="test", instance="one", ids=itertools.count(1),
         )  # fmt: skip
         self.evaluator = Evaluator(
-            shared, _Keeper(), _NoLog(),
+            shared, _Keeper(), NoLog(),
             now=self.now, project=self._project, publish=self._publish,
             settle=self.streams.settle,
         )  # fmt: skip

@@ -33,7 +33,6 @@ from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits, segments
-from frd.store.records import RecordKind
 from frd.wire.clock import ClockHello, decode_clock, encode_pong
 from frd.wire.messages import AgentEvent, Goodbye, Refusal, ResponsePart
 from tests.sim.asking import Asking
@@ -51,11 +50,10 @@ class _Journal(JournalWriter):
 
     _ticks = 0
 
-    def tick(self, at: AlignedNs) -> None:
-        self.record(RecordKind.TICK, at)
+    def flush(self, at: AlignedNs, every_ns: int) -> None:
         self._ticks += 1
         if self._ticks % _TICKS_TOGETHER == 0:
-            self._hand_over()
+            self._hand_over(at)
 
     def _do(self, work: Callable[[], None]) -> None:
         work()
@@ -133,13 +131,14 @@ class Service:
             now=self.now(),
             limits=_JOURNAL,
         )
+        recorder = self._recorder = self.journal.whole()
         self.streams = Streams(
-            shared, self._clocks, self.journal,
+            shared, self._clocks, recorder,
             now=self.now, version=VERSION, instance=instance,
             ids=itertools.count(1),
         )  # fmt: skip
         self.evaluator = Evaluator(
-            shared, LocalKeeper(self.findings), self.journal,
+            shared, LocalKeeper(self.findings), recorder,
             now=self.now, project=self._project, publish=self._publish, settle=self._settle,
         )  # fmt: skip
         self.asking = None if asking is None else asking(self)
@@ -169,7 +168,7 @@ class Service:
         """As `Cell` does."""
         if self.engine.utc_ahead_ns != self.now.ahead_ns:
             settings = Settings(VERSION, self.policy, self.now.ahead_ns, self._can_ask)
-            self.journal.adopt(encode_payload(settings), _JOURNAL, now)
+            self._recorder.adopt(encode_payload(settings), _JOURNAL, now)
             self.engine.adopt(self.policy, self.now.ahead_ns)
         self.streams.settle(now)
 

@@ -33,7 +33,7 @@ from frd.model import (
     RankStatus,
     ServiceRawNs,
 )
-from frd.service.cells.homes import _NoLog
+from frd.service.cells.homes import NoLog
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.real_time import RealTime
 from frd.service.http.json_api import job_state
@@ -126,7 +126,7 @@ class Life:
         self.streams = Streams(
             self.shared,
             AgentClocks(RealTime(lambda: self.now, lambda: ServiceRawNs(self.now))),
-            _NoLog(),
+            NoLog(),
             now=lambda: AlignedNs(self.now),
             version="test",
             instance="one",

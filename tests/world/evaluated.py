@@ -40,7 +40,7 @@ class Evaluated:
         self.evaluator = Evaluator(
             Shared(self.job.engine),
             LocalKeeper(self.store),
-            self.recorder,
+            self.recorder.whole(),
             now=lambda: self.job.now,
             project=ServiceState,
             publish=self._publish,

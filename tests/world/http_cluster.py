@@ -162,8 +162,7 @@ class Cluster:
             shown = ClusterState(
                 replace(view, **others),
                 {CellState.OWNED: len(member.cells), CellState.UNOWNED: CELLS - len(owners)},
-                append_s=0.25,
-                unacked_bytes=100 + int(member.name[-1]),
+                sure=member.name != "frd-2",
             )
             member.service.state = replace(member.service.state, cluster=shown)
 

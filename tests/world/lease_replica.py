@@ -28,7 +28,7 @@ class Replica:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._others: set[asyncio.Task[None]] = set()
 
-    def gained(self, cell: int, why: str) -> None:
+    def gained(self, cell: int, claim: int, why: str) -> None:
         say("gained", cell)
         self._tasks[cell] = asyncio.create_task(self._own(cell))
 

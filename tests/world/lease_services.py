@@ -39,7 +39,7 @@ class Service:
         self.leaving = False
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def gained(self, cell: int, why: str) -> None:
+    def gained(self, cell: int, claim: int, why: str) -> None:
         assert not self.leaving
         self.cells.add(cell)
         self.lease.owned(cell)

@@ -12,6 +12,7 @@ from typing import TypeVar
 from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
 
+from frd.cluster.nats.cells import JetStreamCells
 from frd.cluster.nats.connection import Access, Ack, Connection, Unanswered
 from frd.cluster.nats.findings import JetStreamFindings
 from frd.cluster.nats.log import FENCE, JetStreamLog
@@ -76,6 +77,11 @@ class NatsClient:
         connection = self.connection if losses is None else Lossy(self.connection, losses)
         stream = log_stream(self.options, cell).evolve(duplicate_window=duplicate_window_s)
         return JetStreamLog(self.thread, connection, stream, patience_s)
+
+    def values(self, losses: list[Loss] | None = None) -> JetStreamCells:
+        """`losses` happen to the next writes, one by one."""
+        connection = self.connection if losses is None else Lossy(self.connection, losses)
+        return JetStreamCells(self.thread, connection, self.options.name)
 
     async def fences(self, cell: int, first: int, last: int) -> int:
         """Number of fences in the log."""

@@ -1,36 +1,32 @@
-"""A replica's cells under a scripted lease, with local logs, without listeners and servers."""
+"""A replica's cells under a scripted lease, with a local journal, without listeners and servers."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from frd.cluster.cells import cell_of
 from frd.cluster.lease import ClusterView, Owner, Replica
 from frd.config import Config
-from frd.engine.matching.learned_pauses import JobPauses
-from frd.model import Finding, FindingEvent, NodeNs, NodeRawNs
-from frd.service.cells.alone import LocalArchive
+from frd.model import Finding, NodeNs, NodeRawNs
+from frd.service.cells.alone import LocalArchive, open_journal
 from frd.service.cells.cell import Common
 from frd.service.cells.cells import Cells
-from frd.service.cells.homes import ReplicaHomes
+from frd.service.cells.homes import NoLog, ReplicaHomes
 from frd.service.cells.owner import CellOwner, Opened
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.real_time import RealTime
-from frd.service.journal.appending import Appender
-from frd.service.journal.replicated import ReplicatedLog
-from frd.service.journal.runs import Budget
+from frd.service.findings.keepers import Keeper
 from frd.service.state import CellState
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
-from frd.store.journal import JournalLimits
 from frd.wire.encode import encode_agent
 from frd.wire.messages import PROTOCOL, Hello
-from tests.world.fake_cluster import FakeLog, FakeStream, Faults
 
 ME, OTHER = (
     Replica(name, f"{name}:9373", f"http://{name}:9374", "test") for name in ("frd-0", "frd-1")
@@ -42,6 +38,8 @@ HELLO = encode_agent(Hello(PROTOCOL, "test", "n", "boot", "s", NodeNs(1), NodeRa
 
 class ScriptedLease:
     """Says what the test says, and remembers the calls on it."""
+
+    is_sure = True
 
     def __init__(self) -> None:
         self.view = ClusterView(ME.name, (ME, OTHER))
@@ -75,59 +73,38 @@ class ScriptedLease:
 
 @dataclass
 class Archive:
-    """Local logs; opening fails with these errors first."""
+    """A local journal; opening fails with these errors first."""
 
     local: LocalArchive
     errors: list[Exception] = field(default_factory=list)
     opened: list[Opened] = field(default_factory=list)
 
-    async def open(self, cell: int) -> Opened:
+    async def open(self, cell: int, claim: int) -> Opened:
         if self.errors:
             raise self.errors.pop(0)
-        self.opened.append(await self.local.open(cell))
+        self.opened.append(await self.local.open(cell, claim))
         return self.opened[-1]
 
 
-class SharedLogs(LocalArchive):
-    """Logs of cells on fake servers; another replica takes each right after this one."""
+class Contested(LocalArchive):
+    """Another replica claims each cell right after this one has: the first write finds that."""
 
-    def __init__(self, servers: FakeStream, *, contested: bool) -> None:
-        self.servers = servers
-        self.contested = contested
-        self.logs: list[ReplicatedLog] = []
+    def __init__(self, refused: Callable[[int], None]) -> None:
+        self._refused = refused
 
-    async def open(self, cell: int) -> Opened:
-        fenced = FakeLog(self.servers, Faults())
-        await fenced.take("frd-0")
-        log = ReplicatedLog(
-            Appender(cell, fenced, "frd-0"),
-            settings=b"{}",
-            now=RealTime()(),
-            limits=JournalLimits(),
-            budget=Budget(),
-            on_fenced=lambda: None,
-        )
-        self.logs.append(log)
-        if self.contested:
-            await FakeLog(self.servers, Faults()).take("frd-1")
-            await asyncio.sleep(0.1)
-        return Opened(log, Unkept())
+    async def open(self, cell: int, claim: int) -> Opened:
+        return Opened(NoLog(), RefusedKeeper(partial(self._refused, cell)))
 
 
-class Unkept:
-    """A `Keeper` without findings."""
+@dataclass
+class RefusedKeeper(Keeper):
+    """Its first write is refused, soon after it was made."""
 
-    name = "nothing"
-    failures = 0
+    refused: Callable[[], None]
+    name: str = "nothing"
 
-    async def save(self, events: Sequence[FindingEvent], pauses: Sequence[JobPauses]) -> None:
-        assert not events
-
-    async def close(self) -> None:
-        pass
-
-    def abandon(self) -> None:
-        pass
+    def __post_init__(self) -> None:
+        asyncio.get_running_loop().call_soon(self.refused)
 
 
 @dataclass
@@ -158,9 +135,11 @@ async def replica(folder: Path) -> AsyncIterator[Parts]:
         dumps=DumpStore(folder / "dumps", max_count=1, max_bytes=1),
         stream_ids=itertools.count(1),
         published=lambda events: None,
+        is_sure=lambda: lease.is_sure,
     )
     lease = ScriptedLease()
-    archive = Archive(LocalArchive(lambda: configs[-1], store, now))
+    journal = open_journal(common)
+    archive = Archive(LocalArchive(journal, store))
     cells = Cells(is_cluster=True, complete=lambda state: state)
     restored: list[Finding] = []
     owner = CellOwner(common, cells, archive, lease, restored.extend)
@@ -170,4 +149,5 @@ async def replica(folder: Path) -> AsyncIterator[Parts]:
     finally:
         await owner.finish()
         await owner.close()
+        journal.close()
         store.close()

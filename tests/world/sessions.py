@@ -20,7 +20,7 @@ from frd.model import (
     ServiceRawNs,
     Signature,
 )
-from frd.service.cells.homes import _NoLog
+from frd.service.cells.homes import NoLog
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.real_time import RealTime
 from frd.service.ingest.session import Session
@@ -81,7 +81,7 @@ def quiet_streams() -> Streams:
     return Streams(
         Shared(Engine(Policy())),
         AgentClocks(RealTime(lambda: 1, lambda: ServiceRawNs(1))),
-        _NoLog(),
+        NoLog(),
         now=lambda: AlignedNs(1),
         version="test",
         instance="one",

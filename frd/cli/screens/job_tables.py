@@ -31,9 +31,6 @@ _NAMES = {
 }
 _DEVICE_CHARS = 12
 
-SLOW_S = 3.0
-"""As in the alert FrdLogSlow: an append that takes longer."""
-
 
 def ranks_table(ranks: Sequence[Mapping[str, Any]], suspects: Mapping[int, str]) -> Table:
     """One row for all ranks of one state that wait in the same op; suspects first, separately."""
@@ -197,9 +194,9 @@ def _cut(table: Table, wanted: int) -> Table:
 
 def cluster_table(cluster: Mapping[str, Any]) -> Table:
     """A row for each replica; `*` marks the one that answered."""
-    table = _table("replica", "cells", "version", "HTTP", "not stored", "slowest append")
+    table = _table("replica", "cells", "version", "HTTP", "")
     for replica in cluster["replicas"]:
-        name, unacked = plain(replica["replica"]), replica["unacked_bytes"]
+        name = plain(replica["replica"])
         silent = replica["replica"] in cluster["incomplete"]
         mine = replica["replica"] == cluster["replica"]
         table.add_row(
@@ -207,14 +204,14 @@ def cluster_table(cluster: Mapping[str, Any]) -> Table:
             str(replica["cells"]),
             plain(replica["version"]),
             Text(plain(replica["http"].partition("://")[2] or replica["http"])),
-            "" if unacked is None else bytes_text(unacked),
-            "no answer" if silent else _append_text(replica["append_s"]),
+            "no answer" if silent else "not sure" if replica.get("sure") is False else "",
         )
     return table
 
 
 def cluster_lines(cluster: Mapping[str, Any]) -> Iterator[Text]:
-    """What is wrong: cells without an owner, a slow log, one that is not durable."""
+    """What is wrong: cells without an owner, replicas that are not sure, servers that may lose
+    what they have confirmed."""
     cells = cluster["cells"]
     if unowned := cluster["unowned"]:
         verb = "cell has" if len(unowned) == 1 else "cells have"
@@ -227,19 +224,11 @@ def cluster_lines(cluster: Mapping[str, Any]) -> Iterator[Text]:
         name = plain(replica["replica"])
         if replica["connected"] is False:
             yield Text(f"cluster: NATS does not answer {name}", style="bold yellow")
-        if (replica["append_s"] or 0.0) > SLOW_S:
-            took = duration_text(replica["append_s"])
-            stored = bytes_text(replica["unacked_bytes"] or 0)
-            text = f"cluster: the log of {name} is slow: {took} for an append, {stored} not stored"
+        if replica.get("sure") is False:
+            text = f"cluster: {name} does not know whether it still has its jobs: it sends no alerts"
             yield Text(text, style="bold yellow")
     if not cluster["durable"]:
         yield Text(
-            "cluster: the log is not durable: set `sync_interval: always` on the NATS servers",
+            "cluster: NATS is not durable: set `sync_interval: always` on its servers",
             style="yellow",
         )
-
-
-def _append_text(append_s: float | None) -> str:
-    if append_s is None:
-        return ""
-    return f"{append_s * 1e3:.0f} ms" if append_s < 1 else duration_text(append_s)

@@ -24,7 +24,7 @@ from frd.cluster.cells import CELLS
 from frd.cluster.log import MAX_BUNDLE_BYTES
 from frd.cluster.nats.connection import Absent, Access, Connection, Refused, Unanswered
 from frd.cluster.nats.registry import get_value, put_value
-from frd.cluster.nats.streams import COMPARED, finding_stream, log_stream, registry_stream
+from frd.cluster.nats.streams import COMPARED, registry_stream
 from frd.cluster.registry import Conflict, RegistryUnavailable
 from frd.config import ClusterOptions
 from frd.decodable import decodable
@@ -34,7 +34,8 @@ T = TypeVar("T")
 OLDEST: Final = (2, 12)
 """Compare-and-set in clusters was not reliable before 2.9.21 and was mended again in 2.11; tests
 run with 2.12 and later."""
-FORMAT: Final = 1
+FORMAT: Final = 2
+"""1 had a log of rows for each cell, in other streams."""
 PATIENCE_S: Final = 15.0
 """An election takes 4 to 9 s."""
 _HEADERS_BYTES: Final = 1_000
@@ -107,34 +108,48 @@ def _check_server(server: str, client: Client) -> None:
         )
 
 
-async def check_streams(
+async def check_stream(
     connection: Connection, options: ClusterOptions, patience_s: float = PATIENCE_S
 ) -> None:
-    """Create the streams that do not exist; compare those that do. Servers that are starting have
-    `patience_s` time.
+    """Create the stream if it does not exist; compare it if it does, after its format: a stream of
+    another release may have other limits. Servers that are starting have `patience_s` time.
 
     Raises:
         ClusterError
     """
-    wanted = [registry_stream(options), finding_stream(options)]
-    wanted += [log_stream(options, cell) for cell in range(CELLS)]
-    await _check_stream(connection, wanted[0], patience_s)  # alone, because most errors concern all
-    few = asyncio.Semaphore(8)
+    wanted = registry_stream(options)
+    assert wanted.name
+    name = wanted.name
 
-    async def check(stream: StreamConfig) -> None:
-        async with few:
-            await _check_stream(connection, stream, patience_s)
+    async def look() -> StreamConfig:
+        try:
+            return (await connection.ask(lambda js: js.stream_info(name))).config
+        except Absent:
+            pass
+        return (await connection.ask(lambda js: js.add_stream(wanted), 10)).config
 
-    await asyncio.gather(*map(check, wanted[1:]))
+    found = await _patiently(look, patience_s, options)
+    await _check_meta(connection, options)
+    for attribute, label in COMPARED.items():
+        is_, should = getattr(found, attribute), getattr(wanted, attribute)
+        if is_ != should:
+            raise ClusterError(
+                f"{_KEYS.get(attribute, 'cluster.name')}: stream {name}: {label} is {is_}, not "
+                f"{should}: change the stream with the nats tool, or the configuration"
+            )
 
 
-async def check_meta(connection: Connection, options: ClusterOptions) -> None:
+_KEYS: Final = {"num_replicas": "cluster.replicas"}
+
+
+async def _check_meta(connection: Connection, options: ClusterOptions) -> None:
     """Format and number of cells are for the life of a cluster.
 
     Raises:
         ClusterError: the cluster has others.
     """
-    stream, subject = f"KV_{options.name}", f"$KV.{options.name}.meta"
+    name = options.name
+    stream, subject = f"KV_{name}", f"$KV.{name}.meta"
     ours = msgspec.json.encode(_Meta(FORMAT, CELLS))
 
     async def read() -> bytes:
@@ -147,16 +162,24 @@ async def check_meta(connection: Connection, options: ClusterOptions) -> None:
             raise RegistryUnavailable("another replica begins, too") from None
         return ours
 
-    value = await _patiently(read, PATIENCE_S)
+    value = await _patiently(read, PATIENCE_S, options)
     try:
         meta = msgspec.json.decode(value, type=_Meta)
     except msgspec.MsgspecError:
         meta = _Meta(0, 0)
-    if meta != _Meta(FORMAT, CELLS):
-        raise ClusterError(
-            f"cluster.name: {options.name}: a cluster of format {meta.format} with {meta.cells} "
-            f"cells, not {FORMAT} and {CELLS}: use another name, or the release that made it"
+    if meta == _Meta(FORMAT, CELLS):
+        return
+    if meta == _Meta(1, CELLS):
+        what = (
+            f"stop all replicas, delete the streams {stream}, {name}-F and {name}-J00 to "
+            f"{name}-J63 with the nats tool, and start, or use another name"
         )
+    else:
+        what = "use another name, or the release that made it"
+    raise ClusterError(
+        f"cluster.name: {name}: a cluster of format {meta.format} with {meta.cells} cells, not "
+        f"{FORMAT} and {CELLS}: {what}"
+    )
 
 
 async def check_durable(connection: Connection, options: ClusterOptions) -> bool:
@@ -203,32 +226,8 @@ def _jetstream(answer: bytes) -> dict[str, object] | None:
     return None
 
 
-async def _check_stream(connection: Connection, wanted: StreamConfig, patience_s: float) -> None:
-    assert wanted.name
-    name = wanted.name
-
-    async def look() -> StreamConfig:
-        try:
-            return (await connection.ask(lambda js: js.stream_info(name))).config
-        except Absent:
-            pass
-        return (await connection.ask(lambda js: js.add_stream(wanted), 10)).config
-
-    found = await _patiently(look, patience_s, wanted)
-    for attribute, label in COMPARED.items():
-        is_, should = getattr(found, attribute), getattr(wanted, attribute)
-        if is_ != should:
-            raise ClusterError(
-                f"{_KEYS.get(attribute, 'cluster.name')}: stream {name}: {label} is {is_}, not "
-                f"{should}: change the stream with the nats tool, or the configuration"
-            )
-
-
-_KEYS: Final = {"num_replicas": "cluster.replicas", "max_bytes": "cluster.log_bytes"}
-
-
 async def _patiently(
-    request: Callable[[], Awaitable[T]], patience_s: float, stream: StreamConfig | None = None
+    request: Callable[[], Awaitable[T]], patience_s: float, options: ClusterOptions
 ) -> T:
     """Repeat `request` while it is not answered, as during an election."""
     deadline = asyncio.get_running_loop().time() + patience_s
@@ -239,22 +238,22 @@ async def _patiently(
             code = error.code if isinstance(error, Unanswered) else 0
             over = asyncio.get_running_loop().time() > deadline
             if over or code in _NOT_ENABLED:
-                raise _explained(error, code, stream) from None
+                raise _explained(error, code, options) from None
             await asyncio.sleep(0.2)
 
 
-def _explained(error: Exception, code: int, stream: StreamConfig | None) -> ClusterError:
+def _explained(error: Exception, code: int, options: ClusterOptions) -> ClusterError:
+    stream = f"stream KV_{options.name}"
     if code in _NOT_ENABLED:
         return ClusterError("cluster.servers: JetStream is not enabled for this account: enable it")
-    if stream is not None and code in _TOO_FEW:
+    if code in _TOO_FEW:
         return ClusterError(
-            f"cluster.replicas: {stream.num_replicas}: too few NATS servers with JetStream for "
-            f"stream {stream.name}: start them, or set it to 1"
+            f"cluster.replicas: {options.replicas}: too few NATS servers with JetStream for "
+            f"{stream}: start them, or set it to 1"
         )
-    if stream is not None and code in _NO_SPACE:
+    if code in _NO_SPACE:
         return ClusterError(
-            f"cluster.log_bytes: {stream.max_bytes}: the NATS servers have no space for stream "
-            f"{stream.name}: raise max_file_store, or lower it"
+            f"cluster.servers: the NATS servers have no space for {stream}: raise max_file_store"
         )
     return ClusterError(
         f"cluster.servers: JetStream does not answer: {error}: check that most of its servers run"

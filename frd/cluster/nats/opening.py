@@ -15,7 +15,8 @@ from frd.cluster.cluster import Cluster
 from frd.cluster.heartbeats import HeartbeatLease
 from frd.cluster.lease import Replica
 from frd.cluster.log import FencedLog
-from frd.cluster.nats.checks import check_durable, check_meta, check_servers, check_streams
+from frd.cluster.nats.cells import JetStreamCells
+from frd.cluster.nats.checks import check_durable, check_servers, check_stream
 from frd.cluster.nats.connection import Access, Connection, Unanswered
 from frd.cluster.nats.findings import JetStreamFindings
 from frd.cluster.nats.log import JetStreamLog
@@ -80,8 +81,7 @@ async def connect(
         await thread.call(check_servers(opened))
         for connection in (registry, data):
             await thread.call(connection.open())
-        await thread.call(check_streams(data, options))
-        await thread.call(check_meta(data, options))
+        await thread.call(check_stream(data, options))
         durable = await thread.call(check_durable(data, options))
     except Unanswered as error:
         await close()
@@ -99,6 +99,7 @@ async def connect(
         lease=HeartbeatLease(thread, keys, Replica(member, grpc, http, version), durable=durable),
         log=log,
         findings=JetStreamFindings(thread, data, options.name),
+        values=JetStreamCells(thread, data, options.name),
         close=close,
     )
 

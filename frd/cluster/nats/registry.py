@@ -62,6 +62,22 @@ async def put_value(
     )
 
 
+async def delete_value(connection: Connection, stream: str, revision: int) -> None:
+    """Delete what has this revision, if it is there: nothing else ever has it. A marker of the
+    deletion would be one more key.
+
+    Raises:
+        RegistryUnavailable: no answer in time.
+    """
+    try:
+        await connection.ask(lambda js: js.delete_msg(stream, revision))
+    except Absent:
+        pass
+    except Unanswered as error:
+        if error.code not in _NO_MESSAGE:
+            raise unavailable(stream, error) from None
+
+
 def unavailable(stream: str, error: Exception) -> RegistryUnavailable:
     return RegistryUnavailable(f"{stream}: {error}: check the NATS servers")
 
@@ -93,11 +109,4 @@ class JetStreamRegistry:
         return await put_value(self._connection, self._stream, subject, value, revision)
 
     async def delete(self, key: str, revision: int) -> None:
-        # Nothing else ever has this sequence. A marker of the deletion would be one more key.
-        try:
-            await self._connection.ask(lambda js: js.delete_msg(self._stream, revision))
-        except Absent:
-            pass
-        except Unanswered as error:
-            if error.code not in _NO_MESSAGE:
-                raise unavailable(self._stream, error) from None
+        await delete_value(self._connection, self._stream, revision)

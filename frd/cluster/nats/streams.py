@@ -42,7 +42,8 @@ def log_stream(options: ClusterOptions, cell: int) -> StreamConfig:
 
 
 def registry_stream(options: ClusterOptions) -> StreamConfig:
-    """The keys of the registry; also readable as the key-value bucket of that name."""
+    """The keys of the registry and the values of cells; also readable as the key-value bucket of
+    that name. No age limit: it would delete claims, which are fences."""
     return StreamConfig(
         name=f"KV_{options.name}",
         subjects=[f"$KV.{options.name}.>"],
@@ -52,7 +53,7 @@ def registry_stream(options: ClusterOptions) -> StreamConfig:
         max_age=0,
         max_msgs_per_subject=1,
         discard=DiscardPolicy.NEW,
-        duplicate_window=2,
+        duplicate_window=DUPLICATE_WINDOW_S,
         allow_rollup_hdrs=True,
         allow_direct=False,
     )

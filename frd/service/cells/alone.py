@@ -6,15 +6,12 @@ That no other process uses the same data directory is ensured by a lock on it (`
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from frd.cluster.lease import ClusterView, Lease
-from frd.config import Config
 from frd.errors import StoreError
 from frd.service.cells.cell import Common
 from frd.service.cells.cells import WHOLE, Cells
 from frd.service.cells.owner import CellOwner, Holding, Opened, Restored
-from frd.service.clocks.real_time import RealTime
 from frd.service.findings.keepers import LocalKeeper
 from frd.service.findings.silences import LocalKeys
 from frd.service.ingest.collector import Home
@@ -30,10 +27,20 @@ async def hold_alone(
 ) -> Holding:
     await common.silences.keep_in(LocalKeys(store))
     lease = LocalLease()
-    archive = LocalArchive(common.config, store, common.now)
-    owner = CellOwner(common, cells, archive, lease, restored)
-    await owner.take_over(WHOLE, "start")
-    return Holding(lease, owner, OneHome(cells))
+    journal = open_journal(common)
+    owner = CellOwner(common, cells, LocalArchive(journal, store), lease, restored)
+    await owner.take_over(WHOLE, 0, "start")
+    return Holding(lease, owner, OneHome(cells), journal)
+
+
+def open_journal(common: Common) -> JournalWriter:
+    config, now = common.config(), common.now
+    return JournalWriter(
+        config.data_dir / "journal",
+        settings=settings_of(config, now.ahead_ns),
+        now=now(),
+        limits=limits_of(config),
+    )
 
 
 class LocalLease(Lease):
@@ -53,20 +60,12 @@ class OneHome:
 class LocalArchive:
     """The data directory of this machine."""
 
-    def __init__(self, config: Callable[[], Config], findings: FindingStore, now: RealTime) -> None:
-        self._config = config
+    def __init__(self, journal: JournalWriter, findings: FindingStore) -> None:
+        self._journal = journal
         self._findings = findings
-        self._now = now
 
-    async def open(self, cell: int) -> Opened:
-        config = self._config()
-        log = JournalWriter(
-            config.data_dir / "journal",
-            settings=settings_of(config, self._now.ahead_ns),
-            now=self._now(),
-            limits=limits_of(config),
-        )
-        keeper, store = LocalKeeper(self._findings), self._findings
+    async def open(self, cell: int, claim: int) -> Opened:
+        log, keeper, store = self._journal.whole(), LocalKeeper(self._findings), self._findings
         try:
             return Opened(log, keeper, store.open_findings(), store.pauses())
         except StoreError as error:

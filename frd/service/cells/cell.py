@@ -55,6 +55,8 @@ class Common:
     prepare: Callable[[Sequence[FindingEvent]], None] = lambda events: None
     """Called with the same changes before they are stored."""
     silences: Silences = field(default_factory=Silences)
+    is_sure: Callable[[], bool] = lambda: True
+    """No other process can have a cell of this one; see `Lease.is_sure`."""
 
 
 class Cell:
@@ -73,6 +75,7 @@ class Cell:
         does little while it is idle."""
         config, now = common.config(), common.now
         self._common = common
+        self._is_abandoned = False
         self.log = log
         self._keeper = keeper
         shared = self._shared = Shared(Engine(config.policy, now.ahead_ns, can_ask=True))
@@ -86,6 +89,7 @@ class Cell:
             instance=secrets.token_hex(8),
             ids=common.stream_ids,
             successor=successor,
+            is_sure=self._is_sure,
         )
         inquiries = Inquiries(self.streams)
         self.home = Home(self.streams, inquiries, one_job)
@@ -138,13 +142,14 @@ class Cell:
     async def close(self) -> None:
         """Write everything, after `finish`."""
         await self._keeper.close()
-        await self.log.stop()
+        self.log.end(self._common.now())
 
     def abandon(self) -> None:
         """Another replica has the cell: show and write nothing more. Call `quit`, too."""
+        self._is_abandoned = True
         self.evaluator.abandon()
         self._keeper.abandon()
-        self.log.abandon()
+        self.log.end(self._common.now())
 
     def look(self) -> None:
         """Called every `LOOK_EVERY_S`: a cell that was idle is evaluated when an agent comes."""
@@ -163,6 +168,9 @@ class Cell:
         if self._evaluating is not None:
             await asyncio.wait({self._evaluating})  # a cancelled wait must not cancel the last save
         await self._asker.close()
+
+    def _is_sure(self) -> bool:
+        return not self._is_abandoned and self._common.is_sure()
 
     def _is_idle(self) -> bool:
         """No agent reports, and nothing is known that time could change."""
@@ -190,10 +198,8 @@ class Cell:
                     JOB_NAME: runs.refused,
                     **self._asker.refused,
                 },
-                evicted={"journal_segments": self.log.evicted},
                 store_errors={
-                    "findings": self.evaluator.store_errors + self._keeper.failures,
-                    "journal": self.log.dropped,
+                    "findings": self.evaluator.store_errors,
                     "dumps": self.dumper.store_errors,
                 },
                 findings=dict(self.evaluator.opened),

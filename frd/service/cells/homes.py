@@ -120,7 +120,7 @@ def _lobby(common: Common) -> Home:
     streams = Streams(
         shared,
         common.clocks,
-        _NoLog(),
+        NoLog(),
         now=common.now,
         version=__version__,
         instance=secrets.token_hex(8),
@@ -129,8 +129,5 @@ def _lobby(common: Common) -> Home:
     return Home(streams, Inquiries(streams), one_job=True)
 
 
-class _NoLog(Log):
-    """Of streams that report nothing."""
-
-    position = stored = dropped = evicted = 0
-    fenced = False
+class NoLog(Log):
+    """Of streams that report nothing, and of a cell that needs no replay."""

@@ -1,8 +1,8 @@
 """Takes over, hands over and drops cells, as the lease decides.
 
 A cell that is being taken over or handed over has one task. Agents that connect meanwhile wait (see
-`homes`). A cell whose log refused this replica, or that another replica owns, is dropped on the
-spot: what its engine knows is out of date from then on, and nothing of it may be shown.
+`homes`). A cell that another replica has claimed is dropped on the spot: what its engine knows is
+out of date from then on, and nothing of it may be shown.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Final, Protocol
 
 from frd.cluster.cells import CELLS, preferred
 from frd.cluster.lease import Lease
-from frd.cluster.log import Fenced
 from frd.engine.matching.learned_pauses import JobPauses
-from frd.errors import FrdError, StoreError
+from frd.errors import FrdError
 from frd.model import Finding, FindingState
 from frd.service.cells.cell import Cell, Common
 from frd.service.cells.cells import Cells
 from frd.service.findings.keepers import Keeper
 from frd.service.ingest.collector import Homes
 from frd.service.journal.log import Log
+from frd.service.journal.writer import JournalWriter
 from frd.service.state import CellState, ClusterState
 
 _AGAIN_S: Final = 0.2
@@ -52,14 +52,13 @@ class Opened:
 
 
 class Archive(Protocol):
-    """The log of each cell, and what its last owner left there."""
+    """What the last owner of each cell left."""
 
-    async def open(self, cell: int) -> Opened:
-        """Become the only one that writes the log of a cell.
+    async def open(self, cell: int, claim: int) -> Opened:
+        """Go on with a cell, on which this process has the claim with this revision.
 
         Raises:
-            LogUnavailable: try again.
-            Fenced: another replica was quicker.
+            FrdError: try again.
         """
         ...
 
@@ -83,7 +82,7 @@ class CellOwner:
     # -- what the lease decides ------------------------------------------------------------------
 
     def gained(self, cell: int, claim: int, why: str) -> None:
-        self._start(cell, CellState.TAKING_OVER, self.take_over(cell, why))
+        self._start(cell, CellState.TAKING_OVER, self.take_over(cell, claim, why))
 
     def lost(self, cell: int) -> None:
         if (task := self._tasks.get(cell)) is not None:
@@ -96,13 +95,9 @@ class CellOwner:
 
     # -- what follows ----------------------------------------------------------------------------
 
-    async def take_over(self, cell: int, why: str) -> None:
+    async def take_over(self, cell: int, claim: int, why: str) -> None:
         began = time.monotonic()
-        try:
-            opened = await self._opened(cell)
-        except Fenced:
-            self.lease.give_up(cell)
-            return
+        opened = await self._opened(cell, claim)
         config = self.common.config()
         taken = Cell(
             self.common,
@@ -118,11 +113,6 @@ class CellOwner:
         except BaseException:  # cancelled, too: another replica has the cell
             self._abandon(taken)
             raise
-        if opened.log.fenced:  # before it was among the cells, where `refused` looks for it
-            self.fenced += 1
-            self._abandon(taken)
-            self.lease.give_up(cell)
-            return
         if self.common.config() is not config:
             taken.adopt(self.common.config())
         self.cells[cell] = taken
@@ -189,13 +179,11 @@ class CellOwner:
             states[state] += 1
         return states
 
-    async def _opened(self, cell: int) -> Opened:
+    async def _opened(self, cell: int, claim: int) -> Opened:
         why = ""
         while True:
             try:
-                return await self.archive.open(cell)
-            except (Fenced, StoreError):
-                raise
+                return await self.archive.open(cell, claim)
             except FrdError as error:
                 if str(error) != why:
                     log.warning("cell %d: not taken over yet: %s", cell, error)
@@ -210,7 +198,7 @@ class CellOwner:
             await leaving.finish()
             await leaving.close()
             if self.cells.get(cell) is not leaving:
-                return  # its log has refused this replica meanwhile
+                return  # another replica has claimed it meanwhile
             leaving.streams.flush_acks()
             self.cells.drop(cell)
             await self.lease.release(cell)
@@ -245,8 +233,11 @@ class CellOwner:
         task.add_done_callback(self._dropping.discard)
 
     def refused(self, cell: int) -> None:
-        """The log of the cell says that another replica has taken it."""
-        if self._drop(cell, "its log refused this replica"):
+        """A write said that another replica has claimed the cell."""
+        is_new = self._busy.get(cell) is CellState.TAKING_OVER
+        if is_new:
+            self._tasks[cell].cancel()
+        if self._drop(cell, "another replica has claimed it") or is_new:
             self.fenced += 1
             self.lease.give_up(cell)
 
@@ -281,6 +272,7 @@ class Holding:
     lease: Lease
     owner: CellOwner
     homes: Homes
+    journal: JournalWriter
     cluster: Callable[[], ClusterState | None] = lambda: None
     close: Callable[[], Awaitable[None]] = _nothing
     """Call it last."""
@@ -290,3 +282,4 @@ class Holding:
         await self.owner.close()
         await self.lease.stop()
         await self.close()
+        await asyncio.to_thread(self.journal.close)

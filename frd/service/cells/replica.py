@@ -1,27 +1,29 @@
 """A replica: a process that shares the cells of a cluster with others.
 
-The log of a cell is the truth about its findings. What `Copies` and the local database hold is a
-copy of it, so that every replica can answer for the past of all jobs.
+What an owner leaves to the next one is in the cluster's values of the cell. The local database has
+a copy of all findings, so that every replica can answer for the past of all jobs; the journal is
+of the cells that this process has had.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from frd import __version__
-from frd.cluster.cluster import Cluster, StoredFinding
-from frd.cluster.cluster import FindingStore as SharedFindings
-from frd.cluster.log import FencedLog
+from frd.cluster.cluster import STATE, CellStore, CellValue
 from frd.cluster.registry import RegistryUnavailable
 from frd.config import Config
+from frd.engine.matching.learned_pauses import JobPauses
 from frd.errors import StoreError
 from frd.forms import later
-from frd.model import AlignedNs, Change, FindingEvent, FindingState
+from frd.model import AlignedNs, Change, Finding, FindingEvent
+from frd.service.cells.alone import open_journal
 from frd.service.cells.cell import Common
 from frd.service.cells.cells import Cells
 from frd.service.cells.homes import ReplicaHomes
@@ -29,26 +31,27 @@ from frd.service.cells.owner import CellOwner, Holding, Opened, Restored
 from frd.service.clocks.real_time import RealTime
 from frd.service.findings.keepers import SharedKeeper
 from frd.service.findings.silences import READ_EVERY_S
-from frd.service.journal.appending import Appender
 from frd.service.journal.payloads import (
+    Handover,
     decode_finding,
-    encode_pauses,
-    limits_of,
+    decode_pauses,
+    decode_payload,
+    encode_finding,
     settings_of,
     usable,
 )
-from frd.service.journal.preamble import KeptFindings
-from frd.service.journal.reading import Recovered, recover
-from frd.service.journal.replicated import ReplicatedLog
-from frd.service.journal.runs import Budget
+from frd.service.journal.writer import JournalWriter
 from frd.service.periodic import repeat
 from frd.service.state import ClusterState
 from frd.store.findings import FindingStore
+from frd.store.records import RecordKind
 
 _AGAIN_S: Final = 1.0
 _AHEAD_NS: Final = 1_000_000_000
 """The clock of a former owner may be ahead by so much."""
-_STORED_WITHIN_S: Final = 1.0
+_DELETE_EVERY_S: Final = 30.0
+"""One cell is looked at in this time, and so many findings are deleted at most."""
+_DELETED: Final = 50
 
 log = logging.getLogger(__name__)
 
@@ -65,12 +68,20 @@ async def hold_replica(
 
     config = common.config()
     cluster = await connect(config.cluster, config.member, grpc, http, __version__)
-    archive = SharedArchive(cluster, common.config, store, common.now)
+    journal = open_journal(common)
+    archive = SharedArchive(cluster.values, journal, common.config, common.now)
     owner = CellOwner(common, cells, archive, cluster.lease, restored)
     archive.refused = owner.refused
     await common.silences.keep_in(cluster.keys)
-    reading = repeat("reading silences", READ_EVERY_S, common.silences.read)
-    tasks = [asyncio.create_task(one) for one in (_copy(cluster.findings, store), reading)]
+    deletion = Deletion(cluster.values, cells.keys, common.config, common.now.utc)
+    tasks = [
+        asyncio.create_task(one)
+        for one in (
+            copy(cluster.values, store),
+            repeat("reading silences", READ_EVERY_S, common.silences.read),
+            repeat("deleting old findings", _DELETE_EVERY_S, deletion.look),
+        )
+    ]
 
     async def close() -> None:
         for task in tasks:
@@ -79,124 +90,136 @@ async def hold_replica(
         await cluster.close()
 
     def state() -> ClusterState:
-        logs = [cell.log for cell in cells.values() if isinstance(cell.log, ReplicatedLog)]
         return ClusterState(
             view=cluster.lease.view,
             cells=owner.states(),
             takeovers=dict(owner.takeovers),
             fenced=owner.fenced,
-            append_s=max((one.append_s for one in logs), default=0.0),
-            unacked_bytes=sum(one.unacked_bytes for one in logs),
+            sure=cluster.lease.is_sure,
         )
 
     try:
         await cluster.lease.start(owner)
     except BaseException:
         await close()
+        await asyncio.to_thread(journal.close)
         raise
     homes = ReplicaHomes(common, cells, owner, cluster.lease)
-    return Holding(cluster.lease, owner, homes, state, close)
+    return Holding(cluster.lease, owner, homes, journal, state, close)
 
 
 @dataclass(slots=True, eq=False)
 class SharedArchive:
-    """An `Archive` in the logs of the cluster."""
+    """An `Archive` in the values of the cluster's cells."""
 
-    cluster: Cluster
+    values: CellStore
+    journal: JournalWriter
     config: Callable[[], Config]
-    store: FindingStore
     now: RealTime
-    _budget: Budget = field(default_factory=Budget)
     refused: Callable[[int], None] = lambda cell: None
-    """Called when the log of a cell refuses this replica."""
+    """Called when another replica has claimed a cell of this one."""
 
-    async def open(self, cell: int) -> Opened:
-        fenced = self.cluster.log(cell)
-        await fenced.take(self.config().member)
-        warn = partial(log.warning, "cell %d: %s", cell)
-        left = await self._left(cell, fenced, warn)
-        ahead_ns = max(0, left.last_at - self.now.utc())
+    async def open(self, cell: int, claim: int) -> Opened:
+        left, pauses, last_at = _left(await self.values.of_cell(cell))
+        ahead_ns = max(0, last_at - self.now.utc())
         if ahead_ns > _AHEAD_NS:
             log.error(
-                "cell %d: its log ends %.0f s ahead of this machine's clock: "
+                "cell %d: its last owner's time is %.0f s ahead of this machine's clock: "
                 "synchronize the clocks (NTP)",
                 *(cell, ahead_ns / 1e9),
             )
         # Nothing that this owner goes on with has happened later than now.
-        findings = [later(finding, -ahead_ns) for finding in left.findings]
-        stored = await self._stored(cell)
-        shared = {one.id: usable(decode_finding, one.data, warn) for one in stored}
-        logged = {finding.id: finding for finding in (*findings, *left.closed)}
-        for id_, finding in shared.items():
-            if finding and finding.state is FindingState.OPEN and id_ not in logged:
-                findings.append(finding)
-        # The last owner had no time for these, or what is shared could not be read.
-        unshared = [one for id_, one in logged.items() if shared.get(id_) != one]
-        closed = [finding for finding in unshared if finding.state is FindingState.CLOSED]
-        config = self.config()  # the one with which the cell begins
-        replicated = ReplicatedLog(
-            Appender(cell, fenced, config.member),
-            settings=settings_of(config, self.now.ahead_ns),
-            now=self.now(),
-            limits=limits_of(config),
-            budget=self._budget,
-            findings=KeptFindings(self.now(), findings, closed),
-            learned=encode_pauses(left.pauses),
-            on_fenced=partial(self.refused, cell),
-        )
-        keeper = SharedKeeper(
-            cell,
-            replicated,
-            self.cluster.findings,
-            {one.id: one.revision for one in stored},
-            unshared,
-            self.store,
-            self.now,
-        )
-        return Opened(replicated, keeper, findings, left.pauses)
+        findings = [later(finding, -ahead_ns) for finding in left if finding.lasts]
+        now = self.now()
+        journal = self.journal.cell(cell, settings_of(self.config(), self.now.ahead_ns), now)
+        for finding in findings:
+            journal.record(RecordKind.RESTORED, now, payload=encode_finding(finding))
+        by_job = {one.job: one for one in pauses}
+        keeper = SharedKeeper(cell, claim, self.values, by_job, self.now.utc, self.refused)
+        return Opened(journal, keeper, findings, pauses)
 
-    async def _left(self, cell: int, fenced: FencedLog, warn: Callable[[str], None]) -> Recovered:
-        """What the last owner left. A log that cannot be read must not leave the cell without an
-        owner: it begins without its history, and agents report the present again."""
-        try:
-            return await recover(fenced, warn)
-        except StoreError as error:
-            log.error("cell %d: %s: the cell begins without what its log has", cell, error)
-            return Recovered((), (), (), AlignedNs(0))
 
-    async def _stored(self, cell: int) -> Sequence[StoredFinding]:
-        """What all replicas share. It only repeats the log: no answer must not delay an owner,
-        who learns missing revisions from the conflict of its first write (`SharedKeeper`)."""
+def _left(
+    values: Sequence[CellValue],
+) -> tuple[Sequence[Finding], Sequence[JobPauses], AlignedNs]:
+    """All findings, oldest first, the learned pauses, and the latest time of all, UTC. What a newer
+    release has stored in a form that this one cannot decode is left out."""
+    findings: list[Finding] = []
+    pauses: Sequence[JobPauses] = ()
+    last_at = 0
+    for value in values:
+        warn = partial(log.warning, "cell %d: %s", value.cell)
+        if value.key == STATE:
+            state = usable(partial(decode_payload, form=Handover), value.data, warn) or Handover()
+            pauses = usable(decode_pauses, state.pauses.encode(), warn) or ()
+            last_at = max(last_at, state.at)
+        elif (finding := usable(decode_finding, value.data, warn)) is not None:
+            findings.append(finding)
+            last_at = max(last_at, finding.opened_at, finding.closed_at or 0)
+    findings.sort(key=lambda finding: finding.opened_at)
+    return findings, pauses, AlignedNs(last_at)
+
+
+class Deletion:
+    """Deletes closed findings that are too old from the values of this process's cells."""
+
+    def __init__(
+        self,
+        values: CellStore,
+        cells: Callable[[], Iterable[int]],
+        config: Callable[[], Config],
+        utc: Callable[[], AlignedNs],
+    ) -> None:
+        self._values = values
+        self._cells = cells
+        self._config = config
+        self._utc = utc
+        self._last = -1
+        """The cell that was looked at."""
+
+    async def look(self) -> None:
+        """Look at the next cell."""
+        if not (cells := sorted(self._cells())):
+            return
+        self._last = next((cell for cell in cells if cell > self._last), cells[0])
+        before = self._utc() - round(self._config().store.finding_retention_s * 1e9)
         try:
-            async with asyncio.timeout(_STORED_WITHIN_S):
-                return await self.cluster.findings.of_cell(cell)
-        except TimeoutError:
-            why = f"no answer within {_STORED_WITHIN_S:g} s"
+            old = (v for v in await self._values.of_cell(self._last) if _is_old(v, before))
+            for value in itertools.islice(old, _DELETED):
+                await self._values.delete(value)
         except RegistryUnavailable as error:
-            why = str(error)
-        log.warning("cell %d: it begins with the findings of its log only: %s", cell, why)
-        return ()
+            log.warning("cell %d: old findings: %s: not deleted yet", self._last, error)
 
 
-async def _copy(shared: SharedFindings, store: FindingStore) -> None:
+def _is_old(value: CellValue, before: int) -> bool:
+    if value.key == STATE:
+        return False
+    try:
+        finding = decode_finding(value.data)
+    except StoreError:  # of a newer release, which deletes it
+        return False
+    return not finding.lasts and (finding.closed_at or finding.opened_at) < before
+
+
+async def copy(values: CellStore, store: FindingStore) -> None:
     """Copy all findings of the cluster to the local database, for ever."""
     revision = 0
     while True:
         try:
-            async for stored in shared.tail(revision):
-                revision = stored.revision
+            async for value in values.tail(revision):
+                revision = value.revision
                 try:
-                    await _copy_one(stored, store)
+                    await _copy_one(value, store)
                 except Exception:  # any error: the findings after it must be copied
-                    log.exception("cell %d: finding %s: not copied", stored.cell, stored.id)
+                    log.exception("cell %d: finding %s: not copied", value.cell, value.key)
         except Exception as error:  # any error: the same
-            log.warning("findings of other replicas: %s: trying again", str(error) or repr(error))
+            log.warning("findings of the cluster: %s: trying again", str(error) or repr(error))
         await asyncio.sleep(_AGAIN_S)
 
 
-async def _copy_one(stored: StoredFinding, store: FindingStore) -> None:
+async def _copy_one(value: CellValue, store: FindingStore) -> None:
     try:
-        event = FindingEvent(Change.UPDATED, decode_finding(stored.data))
+        event = FindingEvent(Change.UPDATED, decode_finding(value.data))
     except StoreError:  # of a newer release
         return
     is_known = False
@@ -205,6 +228,6 @@ async def _copy_one(stored: StoredFinding, store: FindingStore) -> None:
             return await asyncio.to_thread(store.save, [event])
         except StoreError as error:
             if not is_known:
-                log.warning("findings of other replicas: %s: trying again", error)
+                log.warning("findings of the cluster: %s: trying again", error)
             is_known = True
         await asyncio.sleep(_AGAIN_S)

@@ -195,8 +195,8 @@ class Evaluator:
         outcome = self.shared.engine.advance(now)
         events += outcome.events
         self._owed += outcome.questions
-        self.journal.keep_dismissed(self.shared.engine.dismissed, now)
-        self.journal.tick(now)
+        if not self.is_idle():
+            self.journal.tick(now)
         if learned := self.shared.engine.learned.take_news():
             self._unsaved_pauses |= {one.job: one for one in learned}
             self._record_pauses(now)

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import InitVar, dataclass, field
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from frd.cluster.cluster import FindingStore as SharedFindings
-from frd.cluster.registry import Conflict
-from frd.engine.matching.learned_pauses import JobPauses
-from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState
-from frd.service.journal.payloads import encode_finding
-from frd.service.journal.replicated import ReplicatedLog
+from frd.cluster.cluster import STATE, CellStore, Superseded
+from frd.engine.matching.learned_pauses import KEPT_JOBS, JobPauses
+from frd.errors import FrdError
+from frd.model import AlignedNs, FindingEvent
+from frd.service.journal.payloads import (
+    Handover,
+    encode_finding,
+    encode_pauses,
+    encode_payload,
+)
 from frd.store.findings import FindingStore
 
-_AGAIN_S: Final = 1.0
 _CLOSE_WITHIN_S: Final = 1.5
-
-log = logging.getLogger(__name__)
 
 
 class Keeper(Protocol):
     name: str
     """What keeps them, for messages."""
-
-    @property
-    def failures(self) -> int:
-        """Writes to the database of this machine that failed although `save` did not."""
-        ...
 
     async def save(self, events: Sequence[FindingEvent], pauses: Sequence[JobPauses]) -> None:
         """Keep the newest version of each finding and of the pauses of each job.
@@ -40,8 +36,8 @@ class Keeper(Protocol):
         ...
 
     async def close(self) -> None:
-        """Bring what was saved to where others read it, as far as that is possible in a short
-        time, and end. Nothing is saved any more."""
+        """Nothing is saved any more. What the next owner must know is written, as far as that is
+        possible in a short time."""
         return
 
     def abandon(self) -> None:
@@ -53,7 +49,6 @@ class LocalKeeper(Keeper):
     """In the database of this machine."""
 
     name = "findings database"
-    failures = 0
 
     def __init__(self, store: FindingStore) -> None:
         self._store = store
@@ -64,134 +59,59 @@ class LocalKeeper(Keeper):
 
 
 @dataclass(slots=True, eq=False)
-class SharedKeeper:
-    """In the log of a cell. From there, without anyone waiting for it, in the cluster's store of
-    findings, which all replicas copy, and in the local copy. Pauses are in the log already: the
-    evaluator records them."""
+class SharedKeeper(Keeper):
+    """In the cluster, for the next owner of a cell; all replicas copy the findings from there."""
 
     cell: int
-    log: ReplicatedLog
-    shared: SharedFindings
-    revisions: dict[str, int]
-    """Of the cell's findings in `shared`."""
-    unshared: InitVar[Sequence[Finding]]
-    """Findings of the log that it does not have as they are."""
-    store: FindingStore
-    """The local copy."""
-    now: Callable[[], AlignedNs]
+    claim: int
+    """The revision of this owner's claim on the cell."""
+    values: CellStore
+    pauses: dict[str, JobPauses]
+    """By job; those of the last owner first."""
+    utc: Callable[[], AlignedNs]
+    refused: Callable[[int], None]
+    """Called with the cell when another replica has claimed it."""
     name: str = field(init=False)
     _saving: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """So that the log has the versions of a finding in their order."""
-    _to_share: Outbox = field(init=False)
-    _to_copy: Outbox = field(init=False)
+    """One write at a time, so that the versions of a finding are stored in their order."""
+    _is_over: bool = False
 
-    def __post_init__(self, unshared: Sequence[Finding]) -> None:
-        self.name = f"log of cell {self.cell}"
-        self._to_share = Outbox(f"cell {self.cell}: shared findings", self._share)
-        self._to_copy = Outbox(f"cell {self.cell}: findings database", self._copy)
-        self._pass_on(unshared)
-
-    @property
-    def failures(self) -> int:
-        return self._to_copy.failures
+    def __post_init__(self) -> None:
+        self.name = f"cell {self.cell}: NATS"
 
     async def save(self, events: Sequence[FindingEvent], pauses: Sequence[JobPauses]) -> None:
-        if not events:
-            return
-        findings = [event.finding for event in events]
         async with self._saving:
-            await self.log.save(findings, self.now())
-            self._pass_on(findings)
+            for event in events:
+                await self._put(event.finding.id, encode_finding(event.finding))
+            if pauses:
+                self._learn(pauses)
+                await self._put_state()
 
     async def close(self) -> None:
-        await asyncio.gather(self._to_share.close(), self._to_copy.close())
+        with contextlib.suppress(FrdError, TimeoutError):
+            async with asyncio.timeout(_CLOSE_WITHIN_S), self._saving:
+                await self._put_state()
 
     def abandon(self) -> None:
-        self._to_share.abandon()
-        self._to_copy.abandon()
+        self._is_over = True
 
-    def _pass_on(self, findings: Sequence[Finding]) -> None:
-        self._to_share.put(findings)
-        self._to_copy.put(findings)
+    def _learn(self, pauses: Sequence[JobPauses]) -> None:
+        for one in pauses:  # the engine's limit is less
+            self.pauses.pop(one.job, None)
+            self.pauses[one.job] = one
+        for job in list(self.pauses)[: -2 * KEPT_JOBS]:
+            del self.pauses[job]
 
-    async def _share(self, finding: Finding) -> None:
-        data = encode_finding(finding)
-        while True:
-            revision = self.revisions.get(finding.id, 0)
-            try:
-                stored = await self.shared.put(self.cell, finding.id, data, revision)
-            except Conflict:
-                # A former owner was late, or there is a newer one: only the log knows which.
-                async with self._saving:
-                    await self.log.save([self._to_share.newest(finding)], self.now())
-                known = await self.shared.of_cell(self.cell)
-                self.revisions = {one.id: one.revision for one in known}
-            else:
-                self.revisions[finding.id] = stored
-                if finding.state is FindingState.CLOSED:
-                    self.log.shared(finding)
-                return
+    async def _put_state(self) -> None:
+        pauses = encode_pauses(self.pauses.values()).decode("ascii")
+        await self._put(STATE, encode_payload(Handover(self.utc(), pauses)))
 
-    async def _copy(self, finding: Finding) -> None:
-        event = FindingEvent(Change.UPDATED, finding)
-        await asyncio.to_thread(self.store.save, [event])
-
-
-class Outbox:
-    """Has a task from the beginning until `close` or `abandon`. `what` is for messages."""
-
-    def __init__(self, what: str, write: Callable[[Finding], Awaitable[None]]) -> None:
-        self._what = what
-        self._write = write
-        self.failures = 0
-        self._waiting: dict[str, Finding] = {}
-        """The newest version of each finding that is not written, by id."""
-        self._news = asyncio.Event()
-        self._is_closing = False
-        self._why = ""
-        """The last failure, until a write succeeds."""
-        self._task = asyncio.create_task(self._run())
-
-    def put(self, findings: Iterable[Finding]) -> None:
-        self._waiting |= {finding.id: finding for finding in findings}
-        self._news.set()
-
-    def newest(self, finding: Finding) -> Finding:
-        return self._waiting.get(finding.id, finding)
-
-    async def close(self) -> None:
-        """Write what waits, as far as that is possible in a short time, and end."""
-        self._is_closing = True
-        self._news.set()
-        await asyncio.wait({self._task}, timeout=_CLOSE_WITHIN_S)
-        self._task.cancel()
-        await asyncio.wait({self._task})
-
-    def abandon(self) -> None:
-        """Write nothing more."""
-        self._task.cancel()
-
-    async def _run(self) -> None:
-        while self._waiting or not self._is_closing:
-            await self._news.wait()
-            self._news.clear()
-            while self._waiting and not await self._write_all():
-                await asyncio.sleep(_AGAIN_S)
-
-    async def _write_all(self) -> bool:
-        """False: some could not be written."""
-        why = ""
-        for finding in list(self._waiting.values()):
-            try:
-                await self._write(finding)
-            except Exception as error:  # any error: it must not hold other findings back
-                self.failures += 1
-                why = str(error) or repr(error)
-                if not self._why:
-                    log.warning("%s: finding %s: %s: trying again", self._what, finding.id, why)
-                    self._why = why
-            else:
-                if self._waiting[finding.id] is finding:
-                    del self._waiting[finding.id]
-        self._why = why
-        return not why
+    async def _put(self, key: str, data: bytes) -> None:
+        if self._is_over:
+            raise Superseded(f"cell {self.cell}: another replica has it")
+        try:
+            await self.values.put(self.cell, self.claim, key, data)
+        except Superseded:
+            self._is_over = True
+            self.refused(self.cell)
+            raise

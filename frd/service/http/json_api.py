@@ -103,14 +103,10 @@ def job_json(
 
 
 def cluster_json(cluster: ClusterState) -> Json:
-    """The cluster as one replica sees it. What is not stored yet each replica knows of itself only;
+    """The cluster as one replica sees it. Whether it is sure each replica knows of itself only;
     `peers.merging` adds it for the others."""
     view = cluster.view
-    own = {
-        "append_s": cluster.append_s,
-        "unacked_bytes": cluster.unacked_bytes,
-        "connected": view.connected,
-    }
+    own = {"connected": view.connected, "sure": cluster.sure}
     return {
         "api_version": API_VERSION,
         "replica": view.me,

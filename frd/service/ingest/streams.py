@@ -21,7 +21,6 @@ from frd.errors import FrdError
 from frd.model import AlignedNs, AttemptKey, EntryColumns
 from frd.service.clocks.agent_clocks import AgentClock, AgentClocks
 from frd.service.clocks.alignments import encode
-from frd.service.ingest.acks import PendingAcks
 from frd.service.ingest.job_runs import JobWarning, Refusal
 from frd.service.ingest.nodes import Nodes
 from frd.service.ingest.session import ROWS, SAMPLES, Session
@@ -58,7 +57,8 @@ class Stream:
 
     id: int
     session: Session
-    acks: PendingAcks
+    is_sure: Callable[[], bool] = lambda: True
+    """That of `Streams`."""
     clock: AgentClock | None = None
     """Known after its Hello."""
     outgoing: list[ServiceEvent] = field(default_factory=list)
@@ -70,6 +70,8 @@ class Stream:
     interrupt: Callable[[bool], None] = lambda redirected: None
     """Ends the reading of messages; if the agent is redirected, after it had time to hang up."""
     logged_refused: set[str] = field(default_factory=set)
+    acks: dict[int, int] = field(default_factory=dict)
+    """Revisions by stream index that are to be acknowledged."""
 
     def send(self, event: ServiceEvent) -> None:
         self.outgoing.append(event)
@@ -93,16 +95,22 @@ class Stream:
     def take_outgoing(self) -> list[ServiceEvent]:
         """The events to write, in order. Acknowledgements merge until they are taken."""
         events, self.outgoing = self.outgoing, []
-        if acks := self.acks.take():
-            events.insert(0, Ack(acks))
+        if self.acks and self.is_sure():  # this process may have paused since they were drawn
+            events.insert(0, Ack(self.acks))
+            self.acks = {}
         return events
+
+    def draw_acks(self) -> None:
+        """Acknowledge what has been applied."""
+        self.acks |= self.session.take_acks()
 
 
 @dataclass(eq=False)
 class Streams:
     """`instance` identifies this owner of the cell: if an agent meets another instance, its earlier
     reports are lost. `ids` numbers all streams of the process; `successor` is where agents should
-    go when their stream breaks, empty: here."""
+    go when their stream breaks, empty: here. Nothing is acknowledged unless `is_sure`: otherwise
+    another replica may have the cell."""
 
     shared: Shared
     clocks: AgentClocks
@@ -112,6 +120,7 @@ class Streams:
     instance: str
     ids: Iterator[int]
     successor: Callable[[], str] = str
+    is_sure: Callable[[], bool] = lambda: True
     nodes: Nodes = field(default_factory=Nodes)
     refused: Counter[str] = field(default_factory=Counter)
     """Refused and aborted streams by reason, and what is refused of others."""
@@ -135,8 +144,7 @@ class Streams:
     def open(self) -> Stream:
         """A new stream, before its first message."""
         number = next(self.ids)
-        session = Session(self.shared, number)
-        return Stream(number, session, PendingAcks(session, self.journal))
+        return Stream(number, Session(self.shared, number), self.is_sure)
 
     def take(self, stream: Stream, data: bytes) -> AgentEvent:
         """Check the limits of one message, apply it, then record it in the log.
@@ -170,8 +178,7 @@ class Streams:
         for label, count, why in session.take_refused():
             self._refuse(stream, label, count, why)
         self.nodes.heard(session.key, now)
-        if not self.journal.message(stream.id, now, data, event):
-            stream.acks.cut()
+        self.journal.message(stream.id, now, data, event)
         clock = stream.clock if isinstance(event, Hello) else None
         if clock is not None and clock.used is not session.alignment:
             self._align(stream, clock.used)  # known from an earlier stream of the session
@@ -193,7 +200,8 @@ class Streams:
         """Called when a stream has ended: ranks without another stream lose their agent."""
         session = stream.session
         self._acking.discard(stream)
-        stream.acks.close()
+        if not stream.moved:
+            stream.draw_acks()
         if self._streams.pop(stream.id, None) is None or session.hello is None:
             return
         now = self.now()
@@ -270,19 +278,15 @@ class Streams:
         return self._lags.value(self.now() / 1e9)
 
     def flush_acks(self) -> None:
-        """Wake every stream whose entries since the last call, or earlier, are stored now."""
-        if not self._streams:
+        """Wake every stream with rows that were applied since the last call."""
+        if not self.is_sure():
             return
-        for number in self.journal.take_cut():
-            if (cut := self._streams.get(number)) is not None:
-                cut.acks.drop()
-                cut.leave("the log lacks some of the stream: it is sent again on a new one")
         for stream in self._acking:
-            stream.acks.draw()
-            if stream.acks.ready:
+            stream.draw_acks()
+            if stream.acks:
                 stream.wake.set()
         self._acking = {
-            stream for stream in self._acking if stream.acks.waiting or stream.session.has_unapplied
+            stream for stream in self._acking if stream.acks or stream.session.has_unapplied
         }
 
     def refused_ranks(self, now: AlignedNs) -> Sequence[Refusal]:

@@ -22,9 +22,7 @@ from frd.model import Finding
 from frd.store.journal import JournalLimits
 
 _T = TypeVar("_T")
-_Payload = TypeVar("_Payload", "Settings", "Dismissal", Answer)
-_DISMISSED = "dismissed"
-"""A key next to those of a finding, which is no part of it: `decode_finding` ignores it."""
+_Payload = TypeVar("_Payload", "Settings", "Dismissal", "Handover", Answer)
 _ADVICE = "damaged, or of a newer frd"
 
 
@@ -59,25 +57,28 @@ class Dismissal:
         return f"closed by {self.by or 'hand'}: {self.because}"
 
 
+@decodable
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What the owner of a cell leaves to the next one, besides the findings."""
+
+    at: int = 0
+    """When it was stored, UTC of the owner's machine."""
+    pauses: str = ""
+    """See `encode_pauses`."""
+
+
 def settings_of(config: Config, utc_ahead_ns: int) -> bytes:
     """The settings that decide what the service finds and shows, for its log."""
     return encode_payload(Settings(__version__, config.policy, utc_ahead_ns, can_ask=True))
 
 
-def utc_ahead_ns(settings: bytes) -> int:
-    """Of encoded settings, which may have what only another release can decode."""
-    return int(msgspec.json.decode(settings, type=dict[str, Any]).get("utc_ahead_ns", 0))
-
-
 def limits_of(config: Config) -> JournalLimits:
-    """Of the journal; in a cluster, of the log of one cell: the owner deletes before the servers
-    would, which know no checkpoints."""
-    store, cluster = config.store, config.cluster
-    total_bytes = cluster.log_bytes * 7 // 8 if cluster.servers else store.journal_bytes
-    return JournalLimits(total_bytes=total_bytes, max_age_s=store.journal_retention_s)
+    store = config.store
+    return JournalLimits(total_bytes=store.journal_bytes, max_age_s=store.journal_retention_s)
 
 
-def encode_payload(payload: Settings | Dismissal | Answer) -> bytes:
+def encode_payload(payload: Settings | Dismissal | Handover | Answer) -> bytes:
     return msgspec.json.encode(payload)
 
 
@@ -110,12 +111,9 @@ def decode_pauses(data: bytes) -> list[JobPauses]:
     return _decoded(lambda: [JobPauses.decode(line) for line in data.splitlines()])
 
 
-def encode_finding(finding: Finding, *, is_dismissed: bool = False) -> bytes:
-    """Times to the microsecond. `is_dismissed`: it was closed by hand, and its trouble lasts."""
-    data = finding_json(finding)
-    if is_dismissed:
-        data[_DISMISSED] = True
-    return json.dumps(data, separators=(",", ":")).encode("ascii")
+def encode_finding(finding: Finding) -> bytes:
+    """Times to the microsecond."""
+    return json.dumps(finding_json(finding), separators=(",", ":")).encode("ascii")
 
 
 def decode_finding(data: bytes) -> Finding:
@@ -133,8 +131,3 @@ def usable(decode: Callable[[bytes], _T], data: bytes, warn: Callable[[str], Non
     except StoreError as error:
         warn(f"{error}: it is left out")
         return None
-
-
-def is_dismissed(data: bytes) -> bool:
-    """Whether what `encode_finding` returned is of a dismissed finding."""
-    return bool(msgspec.json.decode(data, type=dict[str, Any]).get(_DISMISSED))

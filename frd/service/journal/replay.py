@@ -2,7 +2,8 @@
 
 A replay gives the findings of the service, as far as the journal reaches back, with what ranks have
 answered. At a START record a service process restarted: like the real one, it begins with the
-findings that were open.
+findings that were open. In the journal of a replica, each cell is replayed on its own, while it was
+there; its findings stay as they were when it left.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from frd.service.journal.payloads import (
     decode_payload,
     usable,
 )
-from frd.store.records import Record, RecordKind
+from frd.store.records import OF_STREAMS, Record, RecordKind, cell_tag
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +52,89 @@ def replay(records: Iterable[Record], warn: Callable[[str], None]) -> Replayed:
     Raises:
         StoreError: whatever `records` raises, and settings that cannot be read.
     """
-    player = Player(warn)
+    players = Players(warn)
     count, first_at, last_at = 0, AlignedNs(0), AlignedNs(0)
     for record in records:
         count += 1
-        player.play(record)
-        last_at = AlignedNs(record.at + player.engine.utc_ahead_ns)
+        engine = players.play(record).engine
+        last_at = AlignedNs(record.at + engine.utc_ahead_ns)
         first_at = first_at or last_at
-    player.advance(AlignedNs(last_at - player.engine.utc_ahead_ns))
-    findings = sorted(player.findings.values(), key=lambda finding: finding.opened_at)
-    return Replayed(tuple(findings), count, first_at, last_at, frozenset(player.jobs))
+    players.advance(last_at)
+    findings = sorted(players.findings().values(), key=lambda finding: finding.opened_at)
+    return Replayed(tuple(findings), count, first_at, last_at, frozenset(players.jobs))
 
 
-class Player:
-    """Sessions and engine of the service process that the records are of."""
+class Players:
+    """The players of the cells of a process, by tag. A service without a cluster has one."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
-        self.findings: dict[str, Finding] = {}
         self.jobs: set[str] = set()
+        self._players: dict[int, Player] = {}
+        self._cells: dict[int, int] = {}
+        """Tag of the cell of each stream."""
+        self._left: dict[str, Finding] = {}
+        """Findings of cells that have left, by id."""
+
+    def findings(self) -> dict[str, Finding]:
+        """The last versions, by id."""
+        found = dict(self._left)
+        for player in self._players.values():
+            found |= player.findings
+        return found
+
+    def play(self, record: Record) -> Player:
+        """Returns the player of the record's cell.
+
+        Raises:
+            StoreError: see `replay`.
+        """
+        kind = record.kind
+        if kind is RecordKind.START and not record.stream:
+            for player in self._players.values():
+                player.pause()
+        if kind is RecordKind.OPENED:
+            self._cells[record.stream] = cell_tag(record)
+        tag = self._cells.get(record.stream, 0) if kind in OF_STREAMS else record.stream
+        if kind is RecordKind.LEFT:
+            return self._leave(tag)
+        if tag not in self._players:
+            self._players[tag] = Player(self._warn, self.jobs)
+        player = self._players[tag]
+        player.play(record)
+        return player
+
+    def advance(self, utc: AlignedNs) -> None:
+        """The last record was written at this time."""
+        for player in self._players.values():
+            if player.is_live:
+                player.advance(AlignedNs(utc - player.engine.utc_ahead_ns))
+
+    def _leave(self, tag: int) -> Player:
+        player = self._players.pop(tag, None) or Player(self._warn, self.jobs)
+        self._left |= player.findings
+        return player
+
+
+class Player:
+    """Sessions and engine of the cell that the records are of."""
+
+    def __init__(self, warn: Callable[[str], None], jobs: set[str] | None = None) -> None:
+        """`jobs` gets the jobs with declared ranks."""
+        self._warn = warn
+        self.findings: dict[str, Finding] = {}
+        self.jobs = set() if jobs is None else jobs
+        self.is_live = True
         self._shared = Shared(Engine(Settings().policy))
         self._begin(Settings(), AlignedNs(0))
 
     @property
     def engine(self) -> Engine:
         return self._shared.engine
+
+    def pause(self) -> None:
+        """The process has ended; the cell may begin again in the next one."""
+        self.is_live = False
 
     def play(self, record: Record) -> None:
         """
@@ -105,7 +164,7 @@ class Player:
             case RecordKind.RESTORED:
                 if (finding := usable(decode_finding, record.payload, self._warn)) is not None:
                     self._restore(finding, record.at)
-            case RecordKind.FINDING:
+            case RecordKind.LEFT:
                 pass
             case _:
                 assert_never(record.kind)
@@ -141,6 +200,7 @@ class Player:
             self._shared.engine.answer(answer, record.at)
 
     def _begin(self, settings: Settings, now: AlignedNs) -> None:
+        self.is_live = True
         going_on, known = self._shared.engine.dismissed, self.findings.values()
         how = settings.policy, settings.utc_ahead_ns
         self._shared = Shared(Engine(*how, can_ask=settings.can_ask))

@@ -1,14 +1,14 @@
-"""The log on the local disk: a thread, so that a slow disk never delays the event loop.
+"""The journal on the local disk: a thread, so that a slow disk never delays the event loop.
 
-The event loop collects records and passes them to the thread in batches, at every tick of the
-engine or when a batch is large. If the thread falls behind, messages are dropped and counted,
-except those that later records depend on (streams, declarations). Only the thread knows which
-streams are live *at its position in the journal*, so it makes the preamble of a new segment.
+The event loop collects records and passes them to the thread in batches, at ticks of an engine or
+when a batch is large. The cells of a process share it. If the thread falls behind, messages are
+dropped and counted, except those that later records depend on (streams, declarations). Only the
+thread knows which streams are live *at its position in the journal*, so it makes the preamble of a
+new segment.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import queue
 import threading
@@ -21,10 +21,12 @@ from frd.model import AlignedNs
 from frd.service.journal.log import Log
 from frd.service.journal.preamble import Preamble
 from frd.store.journal import Journal, JournalLimits
-from frd.store.records import Record, RecordKind
+from frd.store.records import OF_STREAMS, Record, RecordKind
 from frd.wire.messages import AgentEvent, Declare, Hello, ResponsePart
 
 _BATCH_BYTES: Final = 4 * 1024 * 1024
+_BATCH_NS: Final = 200_000_000
+"""Between two batches in a cluster, where many cells tick."""
 MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 _Batch: TypeAlias = list[tuple[Record, bool]]
 """Records; the flag is true if the record belongs to its stream's preamble."""
@@ -33,13 +35,8 @@ _Batch: TypeAlias = list[tuple[Record, bool]]
 log = logging.getLogger(__name__)
 
 
-class JournalWriter(Log):
-    """The methods are for the event loop. No other process has this log, and findings are kept by
-    the findings database: a service that restarts begins with what is open, and a replay finds its
-    own."""
-
-    position = 0
-    fenced = False
+class JournalWriter:
+    """The journal of a process, and its thread; `cell` is what writes into it."""
 
     def __init__(
         self, folder: Path, *, settings: bytes, now: AlignedNs, limits: JournalLimits
@@ -49,8 +46,10 @@ class JournalWriter(Log):
         self._journal = Journal(
             folder, settings=settings, preamble=self._preamble.records, begun_at=now, limits=limits
         )
+        self._adopted = settings, limits
         self._batch: _Batch = []
         self._batch_bytes = 0
+        self._handed_over_at = now
         self._sent_bytes = 0
         self._written_bytes = 0
         self._overflowed = 0
@@ -58,10 +57,6 @@ class JournalWriter(Log):
         """Calls for the thread; None ends it."""
         self._thread = threading.Thread(target=self._write, name="frd-journal", daemon=True)
         self._thread.start()
-
-    @property
-    def stored(self) -> int:
-        return self.position
 
     @property
     def dropped(self) -> int:
@@ -73,52 +68,48 @@ class JournalWriter(Log):
         """Segments deleted to stay within the limits."""
         return self._journal.evicted
 
-    def record(
-        self, kind: RecordKind, at: AlignedNs, stream: int = 0, payload: bytes = b""
-    ) -> None:
-        """Anything but a message or a tick; see `RecordKind`."""
-        self._put(Record(kind, at, stream, payload), preamble=kind is RecordKind.OPENED)
+    def whole(self) -> CellJournal:
+        """For a service without a cluster: its only cell begins and ends with the process."""
+        return CellJournal(self, 0)
 
-    def message(self, stream: int, at: AlignedNs, data: bytes, event: AgentEvent) -> bool:
-        """Answers to requests are left out, as a replay does not use them. What is dropped may be
-        acknowledged too: see `frd.service.journal.log`."""
-        if isinstance(event, ResponsePart):
-            return True
-        declares = isinstance(event, Hello | Declare)
+    def cell(self, number: int, settings: bytes, now: AlignedNs) -> CellJournal:
+        """For a cell of a cluster, which begins now."""
+        journal = CellJournal(self, number + 1)
+        journal.record(RecordKind.LEFT, now)
+        journal.record(RecordKind.START, now, payload=settings)
+        return journal
+
+    def put(self, record: Record, *, declares: bool = False, may_drop: bool = False) -> None:
+        """`declares`: later records of the same stream depend on it."""
         waiting = self._batch_bytes + self._sent_bytes - self._written_bytes
-        if waiting > MAX_WAITING_BYTES and not declares:
+        if may_drop and waiting > MAX_WAITING_BYTES:
             self._overflowed += 1
-            return True
-        self._put(Record(RecordKind.MESSAGE, at, stream, data), preamble=declares)
-        return True
+            return
+        self._batch.append((record, declares))
+        self._batch_bytes += len(record.payload)
+        if self._batch_bytes > _BATCH_BYTES:
+            self._hand_over(record.at)
 
-    def tick(self, at: AlignedNs) -> None:
-        """The engine advanced; pass the batch to the thread."""
-        self.record(RecordKind.TICK, at)
-        self._hand_over()
+    def flush(self, at: AlignedNs, every_ns: int) -> None:
+        """Pass what waits to the thread, if that was last done so long ago."""
+        if not 0 <= at - self._handed_over_at < every_ns:
+            self._hand_over(at)
 
     def adopt(self, settings: bytes, limits: JournalLimits, at: AlignedNs) -> None:
-        """The settings and limits of all later records."""
-        self._hand_over()
-        self._work.put(partial(self._journal.adopt, settings, limits, at))
-
-    async def stop(self) -> None:
-        await asyncio.to_thread(self.close)
+        """The settings and limits of the process."""
+        if self._adopted != (settings, limits):
+            self._adopted = settings, limits
+            self._hand_over(at)
+            self._work.put(partial(self._journal.adopt, settings, limits, at))
 
     def close(self) -> None:
         """Write all waiting records and end the thread; this may take as long as the disk does."""
-        self._hand_over()
+        self._hand_over(self._handed_over_at)
         self._work.put(None)
         self._thread.join()
 
-    def _put(self, record: Record, *, preamble: bool = False) -> None:
-        self.position += 1
-        self._batch.append((record, preamble))
-        self._batch_bytes += len(record.payload)
-        if self._batch_bytes > _BATCH_BYTES:
-            self._hand_over()
-
-    def _hand_over(self) -> None:
+    def _hand_over(self, at: AlignedNs) -> None:
+        self._handed_over_at = at
         self._work.put(partial(self._write_batch, self._batch))
         self._sent_bytes += self._batch_bytes
         self._batch, self._batch_bytes = [], 0
@@ -140,3 +131,45 @@ class JournalWriter(Log):
         for record, preamble in batch:
             self._preamble.see(record, declares=preamble)
         self._written_bytes += sum(len(record.payload) for record, _ in batch)
+
+
+class CellJournal(Log):
+    """The part of one cell, whose records have its tag; see `RecordKind`."""
+
+    def __init__(self, writer: JournalWriter, tag: int) -> None:
+        self._writer = writer
+        self._tag = tag
+        self._has_ended = False
+
+    def record(
+        self, kind: RecordKind, at: AlignedNs, stream: int = 0, payload: bytes = b""
+    ) -> None:
+        if self._has_ended:
+            return
+        opens = kind is RecordKind.OPENED
+        if opens and self._tag:
+            payload = b"%d" % self._tag
+        of = stream if kind in OF_STREAMS else self._tag
+        self._writer.put(Record(kind, at, of, payload), declares=opens)
+
+    def message(self, stream: int, at: AlignedNs, data: bytes, event: AgentEvent) -> None:
+        """Answers to requests are left out, as a replay does not use them."""
+        if self._has_ended or isinstance(event, ResponsePart):
+            return
+        declares = isinstance(event, Hello | Declare)
+        record = Record(RecordKind.MESSAGE, at, stream, data)
+        self._writer.put(record, declares=declares, may_drop=not declares)
+
+    def tick(self, at: AlignedNs) -> None:
+        self.record(RecordKind.TICK, at)
+        self._writer.flush(at, _BATCH_NS if self._tag else 0)
+
+    def adopt(self, settings: bytes, limits: JournalLimits, at: AlignedNs) -> None:
+        self._writer.adopt(settings, limits, at)
+        if self._tag:
+            self.record(RecordKind.SETTINGS, at, payload=settings)
+
+    def end(self, at: AlignedNs) -> None:
+        if self._tag:
+            self.record(RecordKind.LEFT, at)
+        self._has_ended = True

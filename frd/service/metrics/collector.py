@@ -271,10 +271,9 @@ def _add_cluster(values: Values, cluster: ClusterState) -> None:
     for metric, value in {
         "frd_replicas": len(cluster.view.replicas),
         "frd_cluster_connected": cluster.view.connected,
+        "frd_cluster_durable": cluster.view.durable,
+        "frd_cluster_sure": cluster.sure,
         "frd_fenced_total": cluster.fenced,
-        "frd_log_append_seconds": cluster.append_s,
-        "frd_log_unacked_bytes": cluster.unacked_bytes,
-        "frd_log_durable": cluster.view.durable,
     }.items():
         values[metric][()] = value
     for state in CellState:

@@ -44,6 +44,14 @@ CLUSTER_METRICS: Final[dict[str, Spec]] = {
     "frd_cluster_connected": _gauge(
         (), "1 while the servers of the cluster answer this replica, otherwise 0."
     ),
+    "frd_cluster_durable": _gauge(
+        (), "1 if the servers of the cluster sync every write to disk before they confirm it."
+    ),
+    "frd_cluster_sure": _gauge(
+        (),
+        "1 while no other replica can have taken over a job of this one. Otherwise 0: this replica "
+        "then acknowledges nothing to agents, and exports and sends no finding.",
+    ),
     "frd_cells": _gauge(
         ("state",), "Cells of the cluster by state, as this replica sees them; 64 in all."
     ),
@@ -53,16 +61,7 @@ CLUSTER_METRICS: Final[dict[str, Spec]] = {
         "heartbeats ended (`dead`), or their owner handed them over (`released`).",
     ),
     "frd_fenced_total": _counter(
-        (), "Cells that this replica lost because their log refused its append."
-    ),
-    "frd_log_append_seconds": _gauge(
-        (), "Duration of the slowest recent append to a log; while one waits, its age."
-    ),
-    "frd_log_unacked_bytes": _gauge(
-        (), "Accepted input that no log has stored yet, so that agents have to keep it."
-    ),
-    "frd_log_durable": _gauge(
-        (), "1 if the servers of the log sync every write to disk before they confirm it."
+        (), "Cells that this replica lost because another one had claimed them."
     ),
 }
 """Exported by a replica of a cluster only."""

@@ -239,9 +239,9 @@ def _agent(node: Json) -> tuple[str, ...]:
 
 
 def merge_cluster(of: Gathered) -> Json:
-    """Each replica knows best what it has not stored yet."""
+    """Each replica knows best whether NATS answers it, and whether it is sure."""
     said = {
-        line["replica"]: {key: line.get(key) for key in ("append_s", "unacked_bytes", "connected")}
+        line["replica"]: {key: line.get(key) for key in ("connected", "sure")}
         for heard in of.others
         for line in heard.json["replicas"]
         if line.get("replica") == heard.json["replica"]

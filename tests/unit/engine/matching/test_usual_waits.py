@@ -301,7 +301,7 @@ class Service:
             limits=JournalLimits(),
         )
         self.evaluator = Evaluator(
-            Shared(self.engine), LocalKeeper(self.store), self.recorder,
+            Shared(self.engine), LocalKeeper(self.store), self.recorder.whole(),
             now=lambda: self.now, project=ServiceState, publish=lambda events: None,
         )  # fmt: skip
         self.evaluator.take_up(self.store.open_findings(), self.store.pauses())

@@ -9,10 +9,10 @@ import pytest
 
 from frd.errors import StoreError
 from frd.model import AlignedNs, Finding, FindingEvent, FindingState, Kind
-from frd.service.cells.replica import _copy
+from frd.service.cells.replica import copy
 from frd.service.journal.payloads import encode_finding
 from frd.store.findings import FindingStore
-from tests.world.fake_cluster import FakeFindings, FakeKeys, Faults
+from tests.world.fake_cluster import FakeCells, FakeKeys, FakeRegistry, Faults
 from tests.world.virtual_time import run_virtual
 
 
@@ -29,7 +29,7 @@ class _Store(FindingStore):
         self.saved += [event.finding.id for event in events]
 
 
-class _BrokenOnce(FakeFindings):
+class _BrokenOnce(FakeCells):
     """Its first answer cannot be used."""
 
     is_broken = True
@@ -41,19 +41,21 @@ class _BrokenOnce(FakeFindings):
         return super()._since(revision)
 
 
-def copied(failures: list[Exception], kind: type[FakeFindings] = FakeFindings) -> list[str]:
+def copied(failures: list[Exception], kind: type[FakeCells] = FakeCells) -> list[str]:
     """Ids that are copied within ten seconds. The findings are f1, one of a newer release, f2."""
 
     async def work() -> list[str]:
-        shared, store = kind(FakeKeys(), Faults()), _Store(failures)
+        keys = FakeKeys()
+        claim = await FakeRegistry(keys, Faults()).put("c.07", b"frd-0", 0)
+        shared, store = kind(keys, Faults()), _Store(failures)
         for id_ in ("f1", "newer", "f2"):
             data = encode_finding(
                 Finding(id_, Kind.STALL, FindingState.OPEN, "job", 0, AlignedNs(10**18))
             )
             if id_ == "newer":
                 data = data.replace(b'"stall"', b'"drizzle"')
-            await shared.put(7, id_, data, 0)
-        copying = asyncio.create_task(_copy(shared, store))
+            await shared.put(7, claim, id_, data)
+        copying = asyncio.create_task(copy(shared, store))
         await asyncio.sleep(10)
         copying.cancel()
         await asyncio.wait({copying})

@@ -151,7 +151,7 @@ async def test_which_jobs_a_stream_may_report(tmp_path: Path) -> None:
     """In a cluster a stream reports the job that its call names, and the reason names both if it
     declares another; a call that names none may declare none."""
     async with replica(tmp_path) as parts:
-        parts.owner.gained(CELL, "start")
+        parts.owner.gained(CELL, 1, "start")
         home = await parts.homes.find(JOB)
         assert isinstance(home, Home)
         may_report = Reportable(EVERYTHING.may_report, home.one_job, JOB)

@@ -12,15 +12,16 @@ import pytest
 
 from frd.cluster.cells import CELLS, cell_of, preferred
 from frd.cluster.lease import ClusterView
-from frd.cluster.log import Fenced, LogUnavailable
-from frd.model import AlignedNs, Finding, FindingState, Kind
+from frd.cluster.registry import RegistryUnavailable
+from frd.model import AlignedNs, AttemptKey, Finding, FindingState, Kind, RankInfo
 from frd.service.cells.cell import Cell
 from frd.service.ingest.collector import Home
 from frd.service.ingest.streams import Stream
 from frd.service.state import CellState, Counters
-from frd.wire.messages import Redirect
-from tests.world.fake_cluster import FakeStream
-from tests.world.one_replica import CELL, HELLO, JOB, ME, OTHER, Parts, SharedLogs, replica
+from frd.wire.encode import encode_agent
+from frd.wire.messages import Ack, Redirect
+from tests.world.messages import declare, entry_columns
+from tests.world.one_replica import CELL, HELLO, JOB, ME, OTHER, Contested, Parts, replica
 from tests.world.virtual_time import in_virtual_time
 
 NEXT = (CELL + 1) % CELLS
@@ -41,9 +42,9 @@ def redirects(stream: Stream) -> list[str]:
 
 
 async def test_a_gained_cell_is_a_home(tmp_path: Path) -> None:
-    """The lease gives a cell: the log is opened, the lease hears of it, agents of its jobs come."""
+    """The lease gives a cell: it is taken over, the lease hears of it, agents of its jobs come."""
     async with replica(tmp_path) as parts:
-        parts.owner.gained(CELL, "dead")
+        parts.owner.gained(CELL, 1, "dead")
         assert parts.owner.states()[CellState.TAKING_OVER] == 1
         home = await parts.homes.find(JOB)
         assert isinstance(home, Home)
@@ -74,14 +75,14 @@ async def test_agents_are_not_sent_to_an_owner_that_may_be_dead(tmp_path: Path) 
         waiting = asyncio.create_task(parts.homes.find(JOB))
         await asyncio.sleep(0.25)
         assert not waiting.done()
-        parts.owner.gained(CELL, "dead")
+        parts.owner.gained(CELL, 1, "dead")
         assert isinstance(await waiting, Home)
 
 
 async def test_a_cell_is_handed_over(tmp_path: Path) -> None:
-    """A drain: the log ends before the lease goes to the successor, then streams are redirected."""
+    """A drain: the cell ends, the lease goes to the successor, then streams are redirected."""
     async with replica(tmp_path) as parts:
-        parts.owner.gained(CELL, "start")
+        parts.owner.gained(CELL, 1, "start")
         stream = await connected(parts)
         parts.owner.drain(CELL, OTHER.name)
         await parts.settle()
@@ -95,7 +96,7 @@ async def test_a_cell_is_taken_from_a_replica_that_is_cut_off(tmp_path: Path) ->
     """NATS does not answer a replica, and another one says that it has its cell: the cell is
     dropped and given up, and its streams go there. It says so again: nothing happens."""
     async with replica(tmp_path) as parts:
-        parts.owner.gained(CELL, "start")
+        parts.owner.gained(CELL, 1, "start")
         stream = await connected(parts)
         for _ in range(2):
             parts.owner.taken(CELL, OTHER.grpc)
@@ -115,7 +116,7 @@ async def test_totals_do_not_fall_with_a_cell(tmp_path: Path) -> None:
     about losses has no reason to fire."""
     async with replica(tmp_path) as parts:
         for cell in (CELL, NEXT):
-            parts.owner.gained(cell, "dead")
+            parts.owner.gained(cell, 1, "dead")
         await both_here(parts)
         for cell, lost in ((CELL, 100), (NEXT, 3)):
             counted = Counters(entries=lost, store_errors={"journal": lost})
@@ -131,16 +132,17 @@ async def test_totals_do_not_fall_with_a_cell(tmp_path: Path) -> None:
 
         parts.owner.lost(CELL)
         assert totals() == (103, 103, 103)
-        parts.owner.gained(CELL, "dead")
+        parts.owner.gained(CELL, 1, "dead")
         await both_here(parts)
         parts.cells.refresh()
         assert totals() == (103, 103, 103)
 
 
-async def test_a_refused_log(tmp_path: Path) -> None:
-    """The log refuses an owner: it drops the cell, counts that and gives the lease back."""
+async def test_a_refused_write(tmp_path: Path) -> None:
+    """A write finds the claim of another replica: the owner drops the cell, counts that and gives
+    the lease back."""
     async with replica(tmp_path) as parts:
-        parts.owner.gained(CELL, "start")
+        parts.owner.gained(CELL, 1, "start")
         await parts.homes.find(JOB)
         parts.owner.refused(CELL)
         assert CELL not in parts.cells
@@ -148,39 +150,67 @@ async def test_a_refused_log(tmp_path: Path) -> None:
         assert parts.lease.calls[-1] == ("give_up", CELL)
 
 
-async def test_a_log_that_is_refused_before_the_takeover_ends(tmp_path: Path) -> None:
-    """Another replica takes the log while this one takes the cell over: the cell is given up, and
+async def test_a_write_that_is_refused_before_the_takeover_ends(tmp_path: Path) -> None:
+    """Another replica claims the cell while this one takes it over: the cell is given up, and
     nothing of it is shown."""
     async with replica(tmp_path) as parts:
-        parts.archive.local = SharedLogs(FakeStream(), contested=True)
-        parts.owner.gained(CELL, "dead")
+        parts.archive.local = Contested(parts.owner.refused)
+        parts.owner.gained(CELL, 1, "dead")
         await parts.settle()
         assert CELL not in parts.cells
         assert parts.lease.calls == [("give_up", CELL)]
         assert parts.owner.fenced == 1
 
 
-async def test_a_lost_cell_writes_nothing_more(tmp_path: Path) -> None:
-    """The lease says that another replica has the cell: its log ends, with what waits there, also
-    when the new owner has not fenced it yet."""
+def acknowledged(stream: Stream) -> list[Ack]:
+    """Of what the service would write now."""
+    return [event for event in stream.take_outgoing() if isinstance(event, Ack)]
+
+
+async def with_rows(parts: Parts) -> tuple[Stream, Cell]:
+    """A stream whose rows are applied, and not acknowledged."""
+    stream, cell = await connected(parts), parts.cells[CELL]
+    rank = RankInfo(0, 1, "n", "boot", 10)
+    cell.streams.take(stream, encode_agent(declare([rank], key=AttemptKey(JOB, 0))))
+    cell.streams.take(stream, encode_agent(entry_columns([0, 1, 2], revision=1)))
+    await cell.evaluator.evaluate()
+    return stream, cell
+
+
+async def test_no_acknowledgement_while_the_replica_is_not_sure(tmp_path: Path) -> None:
+    """The process pauses before, or after, what it has applied is drawn for an acknowledgement:
+    nothing goes out. It is sure again: the agent may forget its rows."""
     async with replica(tmp_path) as parts:
-        shared = SharedLogs(FakeStream(), contested=False)
-        parts.archive.local = shared
-        parts.owner.gained(CELL, "start")
-        await connected(parts)
+        parts.owner.gained(CELL, 1, "start")
+        stream, cell = await with_rows(parts)
+        parts.lease.is_sure = False
+        cell.streams.flush_acks()
+        assert not acknowledged(stream)
+        parts.lease.is_sure = True
+        cell.streams.flush_acks()
+        parts.lease.is_sure = False
+        assert not acknowledged(stream)
+        parts.lease.is_sure = True
+        assert acknowledged(stream) == [Ack({0: 3})]
+
+
+async def test_a_lost_cell_acknowledges_nothing_more(tmp_path: Path) -> None:
+    """The lease says that another replica has the cell, and is sure of the others then."""
+    async with replica(tmp_path) as parts:
+        parts.owner.gained(CELL, 1, "start")
+        stream, cell = await with_rows(parts)
+        cell.streams.flush_acks()
         parts.owner.lost(CELL)
-        stored = list(shared.servers.messages)
-        await asyncio.sleep(0.5)
-        (log,) = shared.logs
-        assert shared.servers.messages == stored
-        assert (log.fenced, log.stored, log.unacked_bytes) == (True, -1, 0)
+        cell.streams.flush_acks()
+        cell.streams.close(stream)
+        assert not acknowledged(stream)
 
 
 async def test_a_stream_without_hello_when_its_cell_goes(tmp_path: Path) -> None:
     """An agent has called, and its first message arrives after its cell was dropped: it is sent on
     instead of being welcomed by a cell that acknowledges nothing."""
     async with replica(tmp_path) as parts:
-        parts.owner.gained(CELL, "start")
+        parts.owner.gained(CELL, 1, "start")
         home = await parts.homes.find(JOB)
         assert isinstance(home, Home)
         stream = home.streams.open()
@@ -213,11 +243,11 @@ def when_the_end_has_just_begun(parts: Parts) -> None:
 async def test_a_cell_is_refused_at_the_end(
     tmp_path: Path, refuse: Callable[[Parts], None]
 ) -> None:
-    """The log refuses the last writes of a replica that ends: the cell is dropped, it is not
+    """The last writes of a replica that ends are refused: the cell is dropped, it is not
     released a second time, and the other cells are handed over."""
     async with replica(tmp_path) as parts:
         for cell in (CELL, NEXT):
-            parts.owner.gained(cell, "start")
+            parts.owner.gained(cell, 1, "start")
         await parts.settle()
         refuse(parts)
         await parts.owner.finish()
@@ -227,10 +257,10 @@ async def test_a_cell_is_refused_at_the_end(
 
 
 async def test_a_cell_is_lost_while_it_is_handed_over(tmp_path: Path) -> None:
-    """Another replica takes a cell during its last evaluation, for which the log must answer: the
+    """Another replica takes a cell during its last evaluation, for which NATS must answer: the
     handover ends, and no task of the cell is left."""
     async with replica(tmp_path) as parts:
-        parts.owner.gained(CELL, "start")
+        parts.owner.gained(CELL, 1, "start")
         await parts.settle()
         before, answer = asyncio.all_tasks(), asyncio.Event()
         cell = parts.cells[CELL]
@@ -250,7 +280,7 @@ async def test_a_cell_is_lost_while_it_is_handed_over(tmp_path: Path) -> None:
 async def test_what_is_open_in_a_lost_cell(tmp_path: Path) -> None:
     """A cell with an open finding and a closed one is lost: webhooks forget the open one."""
     async with replica(tmp_path) as parts:
-        parts.owner.gained(CELL, "start")
+        parts.owner.gained(CELL, 1, "start")
         await parts.settle()
         at = AlignedNs(1)
         still_open = Finding("a", Kind.STALL, FindingState.OPEN, "train", 0, at)
@@ -265,16 +295,11 @@ async def test_what_is_open_in_a_lost_cell(tmp_path: Path) -> None:
 
 
 async def test_a_takeover_that_fails(tmp_path: Path) -> None:
-    """No answer: it is tried again. Another replica was quicker: the cell is given up."""
+    """No answer: it is tried again."""
     async with replica(tmp_path) as parts:
-        parts.archive.errors = [LogUnavailable("log: no answer"), LogUnavailable("log: no answer")]
-        parts.owner.gained(CELL, "start")
+        parts.archive.errors = [RegistryUnavailable("no answer"), RegistryUnavailable("no answer")]
+        parts.owner.gained(CELL, 1, "start")
         assert isinstance(await parts.homes.find(JOB), Home)
-        parts.archive.errors = [Fenced("log: taken by frd-1")]
-        parts.owner.gained(NEXT, "start")
-        await parts.settle()
-        assert parts.lease.calls[-1] == ("give_up", NEXT)
-        assert NEXT not in parts.cells
 
 
 async def test_settings_change_while_a_cell_is_taken_over(
@@ -291,7 +316,7 @@ async def test_settings_change_while_a_cell_is_taken_over(
             await start(cell, *of_former)
 
         monkeypatch.setattr(Cell, "start", changed)
-        parts.owner.gained(CELL, "start")
+        parts.owner.gained(CELL, 1, "start")
         await parts.settle()
         assert parts.cells[CELL]._engine.policy == policy
 
@@ -299,8 +324,8 @@ async def test_settings_change_while_a_cell_is_taken_over(
 async def test_a_takeover_that_is_overtaken(tmp_path: Path) -> None:
     """The lease takes a cell back while it is taken over: it never becomes a home."""
     async with replica(tmp_path) as parts:
-        parts.archive.errors = [LogUnavailable("log: no answer")] * 1000
-        parts.owner.gained(CELL, "start")
+        parts.archive.errors = [RegistryUnavailable("no answer")] * 1000
+        parts.owner.gained(CELL, 1, "start")
         await asyncio.sleep(0.05)
         parts.owner.lost(CELL)
         await parts.settle()
@@ -312,10 +337,10 @@ async def test_the_end_of_a_replica(tmp_path: Path) -> None:
     """SIGTERM: the replica claims nothing more, gives up the cell that it was taking over, and
     hands over the other one."""
     async with replica(tmp_path) as parts:
-        parts.owner.gained(CELL, "start")
+        parts.owner.gained(CELL, 1, "start")
         await parts.homes.find(JOB)
-        parts.archive.errors = [LogUnavailable("log: no answer")] * 1000
-        parts.owner.gained(NEXT, "dead")
+        parts.archive.errors = [RegistryUnavailable("no answer")] * 1000
+        parts.owner.gained(NEXT, 1, "dead")
         await asyncio.sleep(0.05)
         parts.lease.calls.clear()
         await parts.owner.finish()
@@ -327,7 +352,7 @@ async def test_agents_are_not_sent_to_a_replica_that_ends(tmp_path: Path) -> Non
     agents look for themselves."""
     for odd in (replace(OTHER, is_late=True), replace(OTHER, is_leaving=True)):
         async with replica(tmp_path) as parts:
-            parts.owner.gained(CELL, "start")
+            parts.owner.gained(CELL, 1, "start")
             stream = await connected(parts)
             parts.lease.view = ClusterView(ME.name, (ME, odd))
             assert parts.owner.successor(CELL) == ""
@@ -357,14 +382,22 @@ async def test_a_cell_without_agents_is_evaluated_rarely(tmp_path: Path) -> None
     """A cell without agents is evaluated once a second; once an agent is there, four times a
     second, beginning with the next look at the cell and not a second later."""
     async with replica(tmp_path) as at:
-        at.owner.gained(CELL, "start")
+        at.owner.gained(CELL, 1, "start")
         await at.settle()
         cell = at.cells[CELL]
 
+        settle, times = cell.evaluator.settle, list[AlignedNs]()
+
+        def settled(now: AlignedNs) -> None:
+            times.append(now)
+            settle(now)
+
+        cell.evaluator.settle = settled
+
         async def evaluations(seconds: float) -> int:
-            before = cell.log.position  # each evaluation records a tick
+            before = len(times)
             await asyncio.sleep(seconds)
-            return cell.log.position - before
+            return len(times) - before
 
         at.cells.refresh()
         earlier = at.cells.state.evaluated_at or 0

@@ -39,19 +39,21 @@ def test_small_messages_are_bundled(tmp_path: Path) -> None:
         values=np.full((8, 10), 30 << 30, np.int64),
     )
     data = encode_agent(samples)
-    journal = start(tmp_path)
+    recorder = start(tmp_path)
+    journal = recorder.whole()
     journal.record(RecordKind.OPENED, AlignedNs(2), 7)
     for at in range(1000):
         journal.message(7, AlignedNs(at), data, samples)
     journal.tick(AlignedNs(1000))
-    journal.close()
+    recorder.close()
     assert [r.payload for r in records(tmp_path) if r.kind is RecordKind.MESSAGE] == [data] * 1000
     assert segments(tmp_path)[0].stat().st_size < 400 * len(data)
 
 
 def test_the_order_of_a_batch_stays(tmp_path: Path) -> None:
     """Small messages of two streams around a large one, an alignment, a declaration and an end."""
-    journal = start(tmp_path)
+    recorder = start(tmp_path)
+    journal = recorder.whole()
     journal.record(RecordKind.OPENED, AlignedNs(2), 1)
     journal.message(1, AlignedNs(3), b"small", Statuses(()))
     journal.record(RecordKind.ALIGNED, AlignedNs(4), 1, b"alignment")
@@ -63,14 +65,15 @@ def test_the_order_of_a_batch_stays(tmp_path: Path) -> None:
     journal.record(RecordKind.CLOSED, AlignedNs(10), 2)
     journal.message(1, AlignedNs(11), b"small", Statuses(()))
     journal.tick(AlignedNs(12))
-    journal.close()
+    recorder.close()
     assert [record.at for record in records(tmp_path)[1:]] == list(range(2, 13))
 
 
 def test_each_segment_begins_with_the_live_streams(tmp_path: Path) -> None:
     """The journal fills several segments; each alone has the declarations of the live streams, and
     the learned pauses."""
-    journal = start(tmp_path, segment_bytes=40_000, total_bytes=1_000_000)
+    recorder = start(tmp_path, segment_bytes=40_000, total_bytes=1_000_000)
+    journal = recorder.whole()
     for stream in (1, 2):
         journal.record(RecordKind.OPENED, AlignedNs(2), stream)
         journal.message(stream, AlignedNs(3), b"hello %d" % stream, HELLO)
@@ -84,7 +87,7 @@ def test_each_segment_begins_with_the_live_streams(tmp_path: Path) -> None:
         journal.message(2, AlignedNs(at), bytes(17_000), Statuses(()))
         journal.tick(AlignedNs(at))
     journal.tick(AlignedNs(200))
-    journal.close()
+    recorder.close()
     whole = records(tmp_path)
     assert sum(r.payload == b"declare 2" for r in whole) == 1
     assert sum(r.payload == bytes(17_000) for r in whole) == 20
@@ -104,13 +107,14 @@ def test_a_slow_disk_drops_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     none = np.zeros(0, np.int64)
     index = np.zeros(0, np.uint32)
     columns = WatermarkColumns(index, index, none, none, none, none, index, none)
-    journal = start(tmp_path)
+    recorder = start(tmp_path)
+    journal = recorder.whole()
     journal.message(1, AlignedNs(2), b"watermarks", Watermarks(0, columns, NodeNs(1), NodeRawNs(1)))
     journal.message(1, AlignedNs(3), b"declare", Declare())
     journal.message(1, AlignedNs(4), b"goodbye", Goodbye(""))
     journal.record(RecordKind.CLOSED, AlignedNs(5), 1)
-    journal.close()
-    assert journal.dropped == 2
+    recorder.close()
+    assert recorder.dropped == 2
     assert [(r.kind, r.payload) for r in records(tmp_path)[1:]] == [
         (RecordKind.MESSAGE, b"declare"),
         (RecordKind.CLOSED, b""),
