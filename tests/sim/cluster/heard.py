@@ -1,8 +1,8 @@
 """What is heard of replicas: scrapes of their metrics, notices to people, acknowledgements.
 
-The servers know the true owner of each cell at each moment: the replica whose claim was stored
-last. A former owner may believe what it likes, but it must not be heard. Findings are heard under
-one id, for as long as they are true, whichever replica has them.
+Each cell has one true owner at each moment: the replica that has gained it last. A former owner may
+believe what it likes, but it must not be heard, and the servers must not store what it writes.
+Findings are heard under one id, for as long as they are true, whichever replica has them.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ class Entries(dict[str, Entry]):
 
     def __setitem__(self, key: str, entry: Entry) -> None:
         super().__setitem__(key, entry)
-        if key.startswith("c."):
-            self._heard.claimed(int(key[2:]), entry)
-        elif key.startswith("v."):
+        if key.startswith("v."):
             self._heard.written(int(key[2:4]), self[f"c.{key[2:4]}"])
 
 
@@ -70,7 +68,7 @@ class Heard:
     def __init__(self, world: ClusterWorld) -> None:
         self._world = world
         self._owners: dict[int, Process] = {}
-        """The last claimant of each cell, also if it has released it."""
+        """The process that has gained each cell last, also if it has released it."""
         self._heard: dict[str, _Heard] = {}
         """Findings by id; those that are closed since are in `_over`."""
         self._over: dict[str, _Heard] = {}
@@ -100,23 +98,21 @@ class Heard:
             self._broken.append(violation)
 
     def is_owner(self, replica: SimReplica, cell: int | None = None) -> bool:
-        """No other process has claimed the cell since."""
+        """No other process has gained the cell since."""
         return self._owners.get(self._cell if cell is None else cell) == replica.process
 
     # -- the servers -----------------------------------------------------------------------------
 
-    def claimed(self, cell: int, entry: Entry) -> None:
-        claim = claim_of(entry)
-        assert claim is not None
-        if not claim.owner:
-            return
-        self._owners[cell] = Process(claim.owner, claim.generation)
+    def gained(self, replica: SimReplica, cell: int) -> None:
+        """Its claim on the cell is confirmed. All others are heard now, if they are."""
+        self._owners[cell] = replica.process
         if cell == self._cell:
-            self.counts["claims"] += 1
+            self.counts["takeovers"] += 1
             self._world.kernel.after(0, self._scrape_all)
 
     def written(self, cell: int, claim: Entry) -> None:
-        """A value of the cell was stored; the writer is the process whose event loop runs."""
+        """A value of the cell was stored, under this claim. The writer is the process whose event
+        loop runs."""
         known, loop = claim_of(claim), asyncio.get_running_loop()
         writer = next(one for one in self._world.all_replicas if one.loop is loop)
         if known is None or (known.owner, known.generation) != writer.process:

@@ -165,9 +165,9 @@ class SimReplica:
         self.ingest = Ingest(homes, Admission(None, 1_000), stream_bytes_per_s=1 << 30)
         values = FakeCells(world.servers, self._faults)
         archive = SharedArchive(values, cast(Any, _NoJournal()), common.config, self.now)
-        self.owner = CellOwner(
-            common, self.cells, _WatchedArchive(self, archive), self.lease, self._notifier.take_up
-        )
+        watched = _WatchedArchive(self, archive)
+        self.owner = _Owner(common, self.cells, watched, self.lease, self._notifier.take_up)
+        self.owner.replica = self
         archive.refused = self.owner.refused
         try:
             await self.lease.start(self.owner)
@@ -259,6 +259,16 @@ class _WatchedCells(Cells):
         cell.home.inquiries._request_ids = itertools.count(1 << 47 | owners << 24)
         if number == cell_of(self._replica._world.job):
             self._replica.cell = cell
+
+
+class _Owner(CellOwner):
+    """The oracle sees what it gains."""
+
+    replica: SimReplica
+
+    def gained(self, cell: int, claim: int, why: str) -> None:
+        self.replica._world.heard.gained(self.replica, cell)
+        super().gained(cell, claim, why)
 
 
 class _WatchedArchive:

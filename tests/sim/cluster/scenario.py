@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from tests.sim.programs import draw_plan
-from tests.sim.scenario import LAST, Event, Scenario, Trouble, draw
+from tests.sim.scenario import LAST, WARM, Event, Scenario, Trouble, draw
 from tests.world.clocks import S
 
 _WORLDS: Final = (4, 4, 8)
@@ -22,7 +22,7 @@ _WEIGHTS: Final = {
     Trouble.LOST_ANSWERS: 4,
     Trouble.SLOW_SERVERS: 3,
     Trouble.DISMISSED: 3,
-    Trouble.MARKED: 2,
+    Trouble.MARKED: 4,
     Trouble.AGENT_KILLED: 2,
     Trouble.AGENT_RESTARTED: 1,
     Trouble.PARTITION: 2,
@@ -36,6 +36,8 @@ _WEIGHTS: Final = {
 _OF_PEOPLE: Final = frozenset({Trouble.DISMISSED, Trouble.MARKED})
 _NEAR_A_FAULT: Final = 0.4
 """Share of the troubles that begin when a fault of the job does, or while it is found."""
+_WITH_A_FAULT: Final = 0.7
+"""Of the jobs that would have none."""
 _BEFORE: Final = 6 * S
 _AFTER: Final = 12 * S
 
@@ -47,6 +49,8 @@ def draw_cluster(seed: int, world: int | None = None, *, asks: bool = False) -> 
     if world is None and not asks:
         plan = draw_plan(random.Random(f"{seed}/plan"), world=dice.choice(_WORLDS))
     events = [event for event in alone.events if event.trouble is None]
+    if not events and dice.random() < _WITH_A_FAULT:
+        events.append(Event(0, dice.randrange(WARM, LAST - 10 * S), None))
     faults = [event.at for event in events]
     kinds, weights = list(_WEIGHTS), list(_WEIGHTS.values())
     for _ in range(dice.choice((1, 2, 3, 4, 6, 8))):

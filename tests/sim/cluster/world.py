@@ -39,12 +39,16 @@ from tests.world.fake_cluster import FakeKeys, Faults
 
 CELL_COUNT: Final = 4
 _OWNED_WITHIN: Final = 10 * S
+_KILLED: Final = 0.5
+"""Of the last owners; the others get SIGTERM."""
 _COPIED_WITHIN: Final = S // 2
 """All replicas have copied a finding."""
 
 
 class ClusterWorld(World):
     job = JOB
+    found_within = 9 * S
+    """Of 15 s: the threshold, and 10 s for replicas and agents."""
 
     def __init__(
         self, scenario: Scenario, folder: Path, only: Collection[int] | None = None
@@ -195,7 +199,17 @@ class ClusterWorld(World):
         self._await_owned(self.kernel.now + _OWNED_WITHIN)
 
     def end(self) -> None:
+        """The last owner ends, too: the next one goes on with what it has left."""
         self.kernel.run(self.kernel.now + 2 * S)
+        if self.scenario.events and (owner := self.oracle.owner):
+            if self.dice("end").random() < _KILLED:
+                self.kill_replica(owner, 0)
+            else:
+                self.replicas[owner].stop()
+            self.start_replica(owner)
+            self.kernel.run(self.kernel.now + _OWNED_WITHIN)
+            self.oracle.check_owned()
+            self.oracle.check_closed()
         while self.kernel.now < self.oracle.shown_at + _COPIED_WITHIN:
             self.kernel.run(self.oracle.shown_at + _COPIED_WITHIN)
 
