@@ -183,6 +183,7 @@ class Sum:
     opened: Counter[str] = field(default_factory=Counter)
     with_lines: Counter[str] = field(default_factory=Counter)
     with_waits: Counter[str] = field(default_factory=Counter)
+    heard: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
 
     def add(self, result: Summary | Failure) -> None:
@@ -202,6 +203,7 @@ class Sum:
         self.opened += result.opened
         self.with_lines += result.with_lines
         self.with_waits += result.with_waits
+        self.heard += result.heard
 
     def lines(self) -> Iterator[str]:
         """For people."""
@@ -215,6 +217,7 @@ class Sum:
             ("ends", self.ends),
             ("findings", self.findings),
             ("asked for", self.requests),
+            ("heard", self.heard),
         ):
             totals = ", ".join(f"{what} {n:,}" for what, n in counts.most_common())
             yield f"{name:<16} {sum(counts.values()):,}: {totals or 'none'}"

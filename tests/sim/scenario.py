@@ -69,13 +69,19 @@ class Trouble(StrEnum):
     REPLICA_RESTARTED = "replica_restarted"
     REPLICA_PAUSED = "replica_paused"
     CUT_FROM_SERVERS = "cut_from_servers"
-    """A replica reaches neither the registry nor the log."""
-    CUT_FROM_LOG = "cut_from_log"
+    """A replica does not reach the servers."""
+    CUT_ONE_WAY = "cut_one_way"
+    """The servers do what a replica asks for, and it gets no answer."""
     CUT_FROM_AGENTS = "cut_from_agents"
     NO_LEADER = "no_leader"
     """The servers answer no replica."""
     LOST_ANSWERS = "lost_answers"
     """Of the servers; requests are lost and delayed, too."""
+    SLOW_SERVERS = "slow_servers"
+    DISMISSED = "dismissed"
+    """A person closes an open finding by hand."""
+    MARKED = "marked"
+    """A person acknowledges an open finding."""
 
 
 _WEIGHTS: Final = {

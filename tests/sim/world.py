@@ -43,7 +43,6 @@ _ANSWERED: Final = 40 * S
 """Until then stacks have shown waits that no recorder shows, usually."""
 _KEEPS_DUMPS: Final = 0.25
 """Share of worlds with answers in which dumps are kept."""
-_FOUND_WITHIN: Final = 30 * S
 _CLOSED_WITHIN: Final = 75 * S
 """A straggler's finding closes only after a window in which it was in time."""
 _REPORTED_WITHIN: Final = 20 * S
@@ -90,9 +89,14 @@ class Summary:
     with_lines: Counter[str] = field(default_factory=Counter)
     with_waits: Counter[str] = field(default_factory=Counter)
     """As in `tests.sim.blame`."""
+    heard: Counter[str] = field(default_factory=Counter)
+    """Of replicas, see `tests.sim.cluster.heard`."""
 
 
 class World:
+    found_within = 30 * S
+    """After faults have had their effects, and machines and wire work."""
+
     def __init__(
         self, scenario: Scenario, folder: Path, only: Collection[int] | None = None
     ) -> None:
@@ -138,7 +142,7 @@ class World:
             self.kernel.run(last + _TAKES_EFFECT)
             if self.scenario.asks:
                 self.kernel.run(self.kernel.now + _ANSWERED)
-            self._wait_for(self.oracle.check_found, _FOUND_WITHIN, self.oracle.known_by)
+            self._wait_for(self.oracle.check_found, self.found_within, self.oracle.known_by)
             self._recover()
             self._wait_for(self.oracle.check_closed, _CLOSED_WITHIN)
             if self.scenario.ends and not self.troubles.liars:

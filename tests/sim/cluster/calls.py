@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from frd.rpc import Context, job_metadata
+from frd.wire.decode import decode_service
+from frd.wire.messages import Ack
 from tests.sim.kernel import Kernel
 from tests.sim.network import Conn, Link
 from tests.sim.service import ClockStream, Service
@@ -84,7 +86,7 @@ class ClusterConn(Conn):
         self.replica = replica
         self._lay(kernel, link, agent, ClockStream(cast(Service, replica)))
         self._call = Call(replica.loop, job, f"ipv4:{agent.node}:1")
-        self._call.send = self._down.send
+        self._call.send = self._sent
         self._serving: asyncio.Task[None] | None = None
         self.up.send(b"")  # the headers of the call arrive before its first message
         kernel.after(_CONNECT, self._give_up_connecting)
@@ -105,6 +107,11 @@ class ClusterConn(Conn):
 
     def _ping(self, data: bytes) -> None:
         self.replica.loop.call_soon(self._answer, data)
+
+    def _sent(self, data: bytes) -> None:
+        if isinstance(event := decode_service(data), Ack):
+            self.replica.acknowledged(self.agent.session, event.revisions)
+        self._down.send(data)
 
     def _answer(self, data: bytes) -> None:
         if self.is_open and (pong := self._clock.take(data)) is not None:

@@ -1,9 +1,8 @@
-"""What a cluster promises in addition: no loss of what was acknowledged, and findings that survive.
+"""What a cluster promises in addition: findings that survive, and rows that an owner has applied.
 
 A cell may have two owners for a while, one of which does not know yet that it has been replaced.
 What the present owner shows is judged as one service's findings are. The former one goes on from
-what it knew; it may accuse no innocent rank either, and must fall silent when it hears of the
-other.
+what it knew; it may accuse no innocent rank either, and is not heard (`heard`).
 """
 
 from __future__ import annotations
@@ -14,26 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from frd.cluster.cells import cell_of
-from frd.model import Change, Confidence, EntryColumns, Finding, FindingEvent, FindingState, Kind
+from frd.model import Change, Confidence, Finding, FindingEvent, FindingState, Kind
 from frd.service.cells.owner import Opened
-from frd.service.ingest.streams import Stream
+from frd.service.findings.keepers import SharedKeeper
 from frd.service.journal.payloads import decode_finding
-from frd.service.journal.reading import read, recover
-from frd.store.records import Record, RecordKind
-from frd.wire.messages import AgentEvent
 from tests.sim.oracle import _OF_INCIDENTS, Oracle, Violation, _gist, _labels
 from tests.sim.scenario import POLICY
-from tests.world.account import logged
 from tests.world.clocks import S
-from tests.world.fake_cluster import FakeFindings, FakeLog, Faults
 
 if TYPE_CHECKING:
     from frd.service.cells.cell import Cell
     from tests.sim.cluster.replica import SimReplica
     from tests.sim.cluster.world import ClusterWorld
 
-_Rows = dict[tuple[str, int], set[int]]
-"""Revisions by agent session and pid."""
 _HIGH: Final = Confidence.HIGH
 _SETTLED: Final = 20 * S
 """So long after a takeover, restored findings that close while their fault lasts are due to it."""
@@ -53,12 +45,12 @@ class ClusterOracle(Oracle):
         self._known: dict[SimReplica, dict[str, Finding]] = {}
         """What each replica shows of the job's cell."""
         self._began: dict[Cell, dict[str, int]] = defaultdict(dict)
-        self._applied: _Rows = defaultdict(set)
         self._foreign: dict[tuple[SimReplica, int], int] = {}
         self.takeovers = 0
         self.shown_at = 0
         """When findings last changed."""
-        self._taken_at = 0
+        self.taken_at = 0
+        """When the last owner has taken the job's cell over."""
         self._restored: set[str] = set()
         """Findings that were open at the last takeover."""
 
@@ -69,24 +61,19 @@ class ClusterOracle(Oracle):
 
     # -- what happens ----------------------------------------------------------------------------
 
-    def applied(self, stream: Stream, event: AgentEvent, data: bytes) -> None:
-        super().applied(stream, event, data)
-        if isinstance(event, EntryColumns) and event.first_revision > 0:
-            rank = stream.session.ranks[event.rank]
-            rows = range(event.first_revision, event.first_revision + len(event))
-            self._applied[stream.session.key[1], rank.info.pid].update(rows)
-
     def taken_over(self, replica: SimReplica, opened: Opened) -> None:
-        """`replica` has taken the log of the job's cell and read what was left there. Another one
-        may have taken it meanwhile: then this one is a former owner, and learns that soon."""
+        """`replica` has claimed the job's cell and read what was left there. Another one may have
+        claimed it meanwhile: then this one is a former owner, and learns that soon."""
         self.takeovers += 1
-        if self._taker() != replica.name:
+        if not self._cluster.heard.is_owner(replica):
             self._known[replica] = {finding.id: finding for finding in opened.findings}
             return
-        self._taken_at = self._world.kernel.now
+        self.taken_at = self._world.kernel.now
         self._evidence.restarted()
         restored = {finding.id: finding for finding in opened.findings}
+        still_open = {id_ for id_, one in restored.items() if one.state is FindingState.OPEN}
         unsaved = self._unsaved()
+        self._check_pauses(opened)
         known = dict(self.findings)
         for id_, finding in self.findings.items():
             if id_ in unsaved:
@@ -94,24 +81,29 @@ class ClusterOracle(Oracle):
                     del known[id_]
             elif finding.state is FindingState.OPEN and id_ not in restored:
                 raise Violation("lost in a takeover", finding.summary)
-            elif finding.state is FindingState.CLOSED and id_ in restored:
+            elif finding.state is FindingState.CLOSED and id_ in still_open:
                 raise Violation("open again after a takeover", finding.summary)
             elif id_ in restored and not _labels(finding) <= _labels(restored[id_]):
                 raise Violation(
                     "changed by a takeover", f"{finding.summary} -> {restored[id_].summary}"
                 )
-        self._restored = {id_ for id_, one in restored.items() if one.state is FindingState.OPEN}
+        self._restored = still_open
         self.findings = known | restored
         self._known[replica] = self.findings
         self._owner = replica
         for finding in opened.findings:
             self._check_blame(finding)
 
-    def _taker(self) -> str:
-        """Who stored the last fence in the log of the job's cell."""
-        stream = self._cluster.servers.stream(cell_of(self._cluster.job))
-        fences = (one for one in reversed(stream.messages) if not one.epoch)
-        return next((fence.data.decode() for fence in fences), "")
+    def _check_pauses(self, opened: Opened) -> None:
+        """The new owner knows the pauses that the last one has stored."""
+        if self._owner is None or self._owner.cell is None:
+            return
+        cell, left = self._owner.cell, {one.job: one.encode() for one in opened.pauses}
+        assert isinstance(cell._keeper, SharedKeeper)
+        for job, pauses in cell._keeper.pauses.items():
+            if job not in cell.evaluator._unsaved_pauses and left.get(job) != pauses.encode():
+                raise Violation("pauses lost", f"{pauses.encode()} -> {left.get(job)}")
+        self._cluster.heard.counts["pauses taken over"] += len(left)
 
     def _unsaved(self) -> set[str]:
         """Findings with a change that the last owner has shown, but could not store in time."""
@@ -143,7 +135,9 @@ class ClusterOracle(Oracle):
                     raise Violation("opened again", f"{known.summary} -> {finding.summary}")
         if event.change is not Change.CLOSED or finding.id not in self._restored:
             return
-        since = now - self._taken_at
+        if finding.goes_on:
+            return  # a person has closed it
+        since = now - self.taken_at
         has_expired = since >= _EXPIRED and finding.close_reason.startswith("nothing new for")
         if since > _SETTLED or has_expired:
             return
@@ -165,6 +159,7 @@ class ClusterOracle(Oracle):
         super().check_now()
         if self._cluster.failures:
             raise Violation("internal error", "; ".join(self._cluster.failures))
+        self._cluster.heard.check()
         foreign: dict[tuple[SimReplica, int], int] = {}
         for replica in self._cluster.running():
             view = replica.lease.view
@@ -191,70 +186,22 @@ class ClusterOracle(Oracle):
     # -- at the end ------------------------------------------------------------------------------
 
     def check_replay(self, folder: Path) -> None:
-        self._cluster.disk.run(self._check_logs())
-
-    async def _check_logs(self) -> None:
-        world, cell = self._cluster, cell_of(self._cluster.job)
-        for number, stream in world.servers.streams.items():
-            takers = {id(stored.writer) for stored in stream.messages if not stored.epoch}
-            if len(takers) > world.takes[number]:
-                what = f"cell {number}: {len(takers)} owners, {world.takes[number]} takeovers"
-                raise Violation("taken again", what)
-            fence = None
-            for at, stored in enumerate(stream.messages, stream.first):
-                if not stored.epoch:
-                    fence, writer = at, stored.writer
-                elif fence is None or stored.epoch != fence or stored.writer is not writer:
-                    raise Violation("fence", f"cell {number}, bundle {at}: epoch {stored.epoch}")
-        log = FakeLog(world.servers.stream(cell), Faults())
-        warnings: list[str] = []
-        records: list[Record] = []
-        bounds = await log.bounds()
-        async for some in read(log, *bounds, warnings.append):
-            records += some
-        if warnings:
-            raise Violation("log", f"{warnings}")
-        self._check_acknowledged(records)
-        await self._check_findings(records)
-
-    def _check_acknowledged(self, records: Sequence[Record]) -> None:
-        """Every row that was acknowledged is in the log."""
-        stored: _Rows = defaultdict(set)
-        for session, _, rank, rows in logged(records):
-            if (first := rows.first_revision) > 0:
-                stored[session, rank.pid].update(range(first, first + len(rows)))
-        for number, node in enumerate(self._world.nodes):
-            if number in self._world.troubles.liars:
-                continue
-            for agent in node.sessions:
-                for watched in agent.watched.values():
-                    if (queue := agent.outbox._queues.get(watched.number)) is None:
-                        continue
-                    of = agent.session, watched.process.info.pid
-                    acked = {row for row in self._applied[of] if row <= queue.acked}
-                    missing = acked - stored[of]
-                    if len(missing) > agent.outbox.dropped.get(watched.number, 0):
-                        what = f"{len(missing)} rows of rank {watched.process.info.rank}"
-                        raise Violation("acknowledged, not in the log", what)
-
-    async def _check_findings(self, records: Sequence[Record]) -> None:
-        """The log, the shared store and all local copies have the same last versions."""
-        world, cell = self._cluster, cell_of(self._cluster.job)
+        """The servers and all local copies have the last versions of the findings."""
+        heard, world = self._cluster.heard, self._cluster
+        heard.check()
+        heard.check_noticed()
         shown = {id_: _seen(finding) for id_, finding in self.findings.items()}
-        of_findings = (RecordKind.FINDING, RecordKind.RESTORED)
-        versions = [decode_finding(one.payload) for one in records if one.kind in of_findings]
-        stored = {finding.id: _seen(finding) for finding in versions}
-        _same("findings in the log", shown, stored)
-        left = await recover(FakeLog(world.servers.stream(cell), Faults()), lambda text: None)
-        still_open = {
-            f.id: _seen(f) for f in self.findings.values() if f.state is FindingState.OPEN
-        }
-        _same("recovered findings", still_open, {f.id: _seen(f) for f in left.findings})
-        shared = await FakeFindings(world.servers.findings, Faults()).of_cell(cell)
-        _same("shared findings", shown, {one.id: _seen(decode_finding(one.data)) for one in shared})
+        _same("stored findings", shown, {id_: _seen(one) for id_, one in self.stored().items()})
         for replica in world.running():
-            local = [replica._store.get(id_) for id_ in shown]
+            local = [replica.store.get(id_) for id_ in shown]
             _same(f"findings of {replica.name}", shown, {f.id: _seen(f) for f in local if f})
+
+    def stored(self) -> dict[str, Finding]:
+        """The findings of the job's cell, as the servers have them."""
+        prefix = f"v.{cell_of(self._cluster.job):02}."
+        entries = self._cluster.servers.entries
+        values = [entry.value for key, entry in entries.items() if key.startswith(prefix) and key != prefix]
+        return {finding.id: finding for finding in map(decode_finding, values)}
 
 
 def _about(finding: Finding) -> tuple[object, ...]:

@@ -5,42 +5,38 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from frd.cluster.cells import cell_of
-from frd.cluster.cluster import Cluster
 from frd.cluster.heartbeats import HeartbeatLease
 from frd.cluster.lease import Replica
-from frd.cluster.log import FencedLog
 from frd.config import ClusterOptions, Config
-from frd.config.sections import StoreLimits
+from frd.config.sections import NotifyTarget, StoreLimits
 from frd.errors import ClusterError
-from frd.model import FindingEvent, ServiceRawNs
+from frd.model import EntryColumns, FindingEvent, ServiceRawNs
 from frd.rpc import Context
 from frd.service.access.admission import Admission
 from frd.service.cells.cell import Cell, Common
 from frd.service.cells.cells import Cells
-from frd.service.cells.homes import LateHomes, ReplicaHomes
+from frd.service.cells.homes import LateHomes, NoLog, ReplicaHomes
 from frd.service.cells.owner import Archive, CellOwner, Opened
-from frd.service.cells.replica import SharedArchive, _copy
+from frd.service.cells.replica import SharedArchive, copy
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.real_time import RealTime
 from frd.service.findings.evaluator import TICK_S
+from frd.service.findings.notifier import Notifier
 from frd.service.ingest.collector import ACK_EVERY_S, Ingest
+from frd.service.ingest.streams import Stream
+from frd.service.metrics.collector import render
+from frd.service.state import ServiceState
 from frd.store.dumps import DumpStore
-from frd.store.findings import FindingStore
+from frd.store.findings import FindingStore, Owed
+from tests.sim.cluster.heard import Process
 from tests.sim.loop import VirtualLoop
 from tests.world.clocks import Host
-from tests.world.fake_cluster import (
-    FakeFindings,
-    FakeKeys,
-    FakeLog,
-    FakeRegistry,
-    FakeStream,
-    Faults,
-)
+from tests.world.fake_cluster import FakeCells, FakeRegistry, Faults
 from tests.world.virtual_time import SameLoop
 
 if TYPE_CHECKING:
@@ -48,18 +44,6 @@ if TYPE_CHECKING:
 
 _CLOCKS_EVERY_S: Final = 0.5
 _GRACE_S: Final = 1.0
-
-
-class Servers:
-    """What the servers of the log, the registry and the findings hold."""
-
-    def __init__(self) -> None:
-        self.streams: dict[int, FakeStream] = {}
-        self.keys = FakeKeys()
-        self.findings = FakeKeys()
-
-    def stream(self, cell: int) -> FakeStream:
-        return self.streams.setdefault(cell, FakeStream())
 
 
 class SimReplica:
@@ -71,8 +55,7 @@ class SimReplica:
         name: str,
         host: Host,
         folder: Path,
-        servers: Servers,
-        faults: Sequence[Faults],
+        faults: Faults,
     ) -> None:
         self.name = name
         self.address = f"{name}:9373"
@@ -88,17 +71,45 @@ class SimReplica:
         self._world = world
         self._host = host
         self._folder = folder
-        self._servers = servers
         self._faults = faults
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping: list[asyncio.Task[None]] = []
         self._main = self.loop.create_task(self._run())
+
+    @property
+    def process(self) -> Process:
+        return Process(self.name, self.lease._generation)
+
+    # -- what is heard of it ---------------------------------------------------------------------
+
+    def metrics(self) -> str:
+        """What a scrape gets now."""
+        state: ServiceState = self.cells.state
+        return render(state, of_findings=True).decode()
+
+    def acknowledged(self, session: str, revisions: dict[int, int]) -> None:
+        """An agent is sent an acknowledgement."""
+        self._world.heard.acknowledged(self, session, revisions)
+
+    def streams_of(self, session: str) -> Iterator[Stream]:
+        """Of an agent process, to the job's cell."""
+        if self.cell is not None:
+            for stream in list(self.cell.streams._streams.values()):
+                if stream.session.key[1] == session:
+                    yield stream
 
     # -- the process -----------------------------------------------------------------------------
 
     def kill(self) -> None:
         self.is_over = True
         self.loop.kill()
+
+    def go_on(self) -> None:
+        """SIGCONT. What has arrived meanwhile is read before anything that is due."""
+        was_paused, self.loop.is_paused = self.loop.is_paused, False
+        if was_paused and self._tasks and not self.is_over:
+            self._world.heard.scraped(self)
+        self.loop.go_on()
 
     def stop(self) -> None:
         """SIGTERM."""
@@ -127,20 +138,8 @@ class SimReplica:
         )
         self.now = RealTime(lambda: self._host.real(world.kernel.now), self.raw)
         self._clocks = AgentClocks(self.now)
-        self._store = FindingStore(folder / "findings.sqlite3")
-        common = Common(
-            config=lambda: config,
-            now=self.now,
-            clocks=self._clocks,
-            dumps=DumpStore(folder / "dumps", max_count=1, max_bytes=1),
-            stream_ids=itertools.count(1),
-            published=self._published,
-        )
-        self.cells = _WatchedCells(self)
-        homes = LateHomes()
-        self.ingest = Ingest(homes, Admission(None, 1_000), stream_bytes_per_s=1 << 30)
-        of_registry, of_log, of_findings = self._faults
-        keys = FakeRegistry(self._servers.keys, of_registry)
+        self.store = FindingStore(folder / "findings.sqlite3")
+        keys = FakeRegistry(world.servers, self._faults)
         self.lease = HeartbeatLease(
             SameLoop(),
             keys,
@@ -148,16 +147,27 @@ class SimReplica:
             clock=self.loop.time,
             wall=lambda: self._host.real(world.kernel.now) / 1e9,
         )
-
-        def log(cell: int) -> FencedLog:
-            return FakeLog(self._servers.stream(cell), of_log)
-
-        findings = FakeFindings(self._servers.findings, of_findings)
-        cluster = Cluster(self.lease, log, findings, keys, _end)
-        archive = SharedArchive(cluster, common.config, self._store, self.now)
-        self.owner = CellOwner(
-            common, self.cells, _WatchedArchive(self, archive), self.lease, lambda findings: None
+        self._notifier = Notifier((), str, now=self.now.utc)
+        self._notifier._senders = [cast(Any, _Sender(self))]
+        common = Common(
+            config=lambda: config,
+            now=self.now,
+            clocks=self._clocks,
+            dumps=DumpStore(folder / "dumps", max_count=1, max_bytes=1),
+            stream_ids=itertools.count(1),
+            published=self._published,
+            prepare=self._notifier.prepare,
+            is_sure=lambda: self.lease.is_sure,
         )
+        self.cells = _WatchedCells(self)
+        self._notifier.is_asking = self.cells.is_asking
+        homes = LateHomes()
+        self.ingest = Ingest(homes, Admission(None, 1_000), stream_bytes_per_s=1 << 30)
+        values = FakeCells(world.servers, self._faults)
+        archive = SharedArchive(values, cast(Any, _NoJournal()), common.config, self.now)
+        watched = _WatchedArchive(self, archive)
+        self.owner = _Owner(common, self.cells, watched, self.lease, self._notifier.take_up)
+        self.owner.replica = self
         archive.refused = self.owner.refused
         try:
             await self.lease.start(self.owner)
@@ -169,7 +179,7 @@ class SimReplica:
         self._tasks = [
             self.loop.create_task(work)
             for work in (
-                _copy(cluster.findings, self._store),
+                copy(values, self.store),
                 _repeat(TICK_S, self._tick),
                 _repeat(ACK_EVERY_S, self._each(lambda cell: cell.streams.flush_acks())),
                 _repeat(_CLOCKS_EVERY_S, self._clocks.refresh),
@@ -196,13 +206,14 @@ class SimReplica:
         await asyncio.sleep(_GRACE_S)
         await self.owner.close()
         await self.lease.stop()
-        self._store.close()
+        self.store.close()
         self._world.kill_replica(self.name, 0)  # with the connections that came since
 
     def _tick(self) -> None:
         self.now.follow()
-        self.cells.refresh()
         self.lease.ticked()
+        self.cells.refresh()
+        self._notifier.look()
 
     def _each(self, work: Callable[[Cell], None]) -> Callable[[], None]:
         def on_all() -> None:
@@ -214,6 +225,7 @@ class SimReplica:
     def _published(self, events: Sequence[FindingEvent]) -> None:
         if events:
             self.cells.refresh()
+            self._notifier.see(events)
             self._world.shown(self, events)
 
 
@@ -221,16 +233,24 @@ class _WatchedCells(Cells):
     """The oracle sees what the streams of each cell apply."""
 
     def __init__(self, replica: SimReplica) -> None:
-        super().__init__(is_cluster=True, complete=lambda state: state)
+        super().__init__(
+            is_cluster=True,
+            complete=lambda state: state,
+            dropped=replica._notifier.forget,
+        )
         self._replica = replica
 
     def __setitem__(self, number: int, cell: Cell) -> None:
         super().__setitem__(number, cell)
-        take, oracle = cell.streams.take, self._replica._world.oracle
+        take, world = cell.streams.take, self._replica._world
+        oracle, heard = world.oracle, world.heard
 
         def taken(stream, data):  # type: ignore[no-untyped-def]
             event = take(stream, data)
             oracle.applied(stream, event, data)
+            if isinstance(event, EntryColumns) and event.first_revision > 0:
+                last = event.first_revision + len(event) - 1
+                heard.applied(self._replica, stream, stream.session.ranks[event.rank].info.pid, last)
             return event
 
         cell.streams.take = taken  # type: ignore[method-assign]
@@ -241,6 +261,16 @@ class _WatchedCells(Cells):
             self._replica.cell = cell
 
 
+class _Owner(CellOwner):
+    """The oracle sees what it gains."""
+
+    replica: SimReplica
+
+    def gained(self, cell: int, claim: int, why: str) -> None:
+        self.replica._world.heard.gained(self.replica, cell)
+        super().gained(cell, claim, why)
+
+
 class _WatchedArchive:
     """The oracle sees what an owner takes over. An `Archive`."""
 
@@ -248,9 +278,9 @@ class _WatchedArchive:
         self._replica = replica
         self._archive = archive
 
-    async def open(self, cell: int) -> Opened:
+    async def open(self, cell: int, claim: int) -> Opened:
         self._replica._world.takes[cell] += 1
-        opened = await self._archive.open(cell)
+        opened = await self._archive.open(cell, claim)
         self._replica._world.taken_over(self._replica, cell, opened)
         return opened
 
@@ -261,5 +291,19 @@ async def _repeat(every_s: float, work: Callable[[], None]) -> None:
         work()
 
 
-async def _end() -> None:
-    pass
+class _NoJournal:
+    def cell(self, number: int, settings: bytes, now: int) -> NoLog:
+        return NoLog()
+
+
+class _Sender:
+    """In place of a webhook and its thread."""
+
+    target = NotifyTarget(name="people", url="http://people")
+
+    def __init__(self, replica: SimReplica) -> None:
+        self._replica = replica
+
+    def put(self, message: Owed) -> None:
+        self._replica._world.heard.noticed(self._replica, message.key)
+        self._replica._notifier._settle(message)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _THE_OWNER: Final = 0.7
 _LOSSES: Final = 0.1
 _DELAY_S: Final = 0.3
+_SLOW_S: Final = 1.5
+"""Longest delay of a request, less than a client waits."""
 
 
 class ClusterTroubles(Troubles):
@@ -34,18 +36,24 @@ class ClusterTroubles(Troubles):
             case Trouble.REPLICA_PAUSED:
                 self._pause(names, event, dice)
             case Trouble.CUT_FROM_SERVERS:
-                self._no_answers(names, event, (0, 1, 2))
-            case Trouble.CUT_FROM_LOG:
-                self._no_answers(names, event, (1, 2))
+                self._no_answers(names, event)
             case Trouble.NO_LEADER:
-                self._no_answers(world.names, event, dice.choice(((0,), (1,), (2,), (0, 1, 2))))
+                self._no_answers(world.names, event)
+            case Trouble.CUT_ONE_WAY:
+                self._lose(names, event, answers=1.0)
             case Trouble.CUT_FROM_AGENTS:
                 for name in names:
                     for link in world.links_of(name):
                         link.cut_until = max(link.cut_until, world.kernel.now + event.length)
                     self._fall_silent(name, event.length)
             case Trouble.LOST_ANSWERS:
-                self._lose(names, event, dice)
+                losses, delay_s = dice.uniform(0, _LOSSES), dice.uniform(0, _DELAY_S)
+                self._lose(names, event, requests=losses, answers=losses, delay_s=delay_s)
+            case Trouble.SLOW_SERVERS:
+                self._lose(names, event, delay_s=dice.uniform(_DELAY_S, _SLOW_S))
+            case Trouble.DISMISSED | Trouble.MARKED:
+                world.people.come(event)
+                return
             case Trouble.SERVICE_STEP:
                 world.replica_hosts[names[0]].step(world.kernel.now, service_jump(dice))
             case _:
@@ -59,7 +67,7 @@ class ClusterTroubles(Troubles):
         for name in world.names:
             self._answer_again(name)
             if (replica := world.replicas.get(name)) is not None:
-                replica.loop.go_on()
+                replica.go_on()
             world.start_replica(name)
             for link in world.links_of(name):
                 link.cut_until = min(link.cut_until, world.kernel.now)
@@ -85,7 +93,7 @@ class ClusterTroubles(Troubles):
                 noticed = dice.choice((dice.randrange(S // 5), KEEPALIVE + dice.randrange(S)))
                 world.kill_replica(name, noticed)
             else:
-                replica.loop.go_on()
+                replica.go_on()
                 replica.stop()
             world.kernel.after(event.length, partial(world.start_replica, name))
 
@@ -97,7 +105,7 @@ class ClusterTroubles(Troubles):
                 continue
             replica.loop.pause()
             self._fall_silent(name, event.length)
-            world.kernel.after(event.length, replica.loop.go_on)
+            world.kernel.after(event.length, replica.go_on)
 
     def _fall_silent(self, name: str, length: int) -> None:
         world = self._cluster
@@ -106,29 +114,34 @@ class ClusterTroubles(Troubles):
 
     # -- servers ---------------------------------------------------------------------------------
 
-    def _no_answers(self, names: list[str], event: Event, of: tuple[int, ...]) -> None:
+    def _no_answers(self, names: list[str], event: Event) -> None:
         until = (self._cluster.kernel.now + event.length) / S
         for name in names:
-            for number in of:
-                faults = self._cluster.faults[name][number]
-                faults.no_leader_until = max(faults.no_leader_until, until)
+            faults = self._cluster.faults[name]
+            faults.no_leader_until = max(faults.no_leader_until, until)
 
-    def _lose(self, names: list[str], event: Event, dice: random.Random) -> None:
+    def _lose(
+        self,
+        names: list[str],
+        event: Event,
+        *,
+        requests: float = 0.0,
+        answers: float = 0.0,
+        delay_s: float = 0.0,
+    ) -> None:
         for name in names:
-            for faults in self._cluster.faults[name]:
-                faults.lost_requests = dice.uniform(0, _LOSSES)
-                faults.lost_answers = dice.uniform(0, _LOSSES)
-                faults.delay_s = dice.uniform(0, _DELAY_S)
+            faults = self._cluster.faults[name]
+            faults.lost_requests, faults.lost_answers = requests, answers
+            faults.delay_s = delay_s
             self._cluster.kernel.after(event.length, partial(self._lose_nothing, name))
 
     def _lose_nothing(self, name: str) -> None:
-        for faults in self._cluster.faults[name]:
-            faults.lost_requests = faults.lost_answers = faults.delay_s = 0.0
+        faults = self._cluster.faults[name]
+        faults.lost_requests = faults.lost_answers = faults.delay_s = 0.0
 
     def _answer_again(self, name: str) -> None:
         self._lose_nothing(name)
-        for faults in self._cluster.faults[name]:
-            faults.no_leader_until = 0.0
+        self._cluster.faults[name].no_leader_until = 0.0
 
     # -- wire ------------------------------------------------------------------------------------
 

@@ -24,8 +24,10 @@ from frd_agent.uplink.route import Route
 from tests.sim.agent import SimAgent
 from tests.sim.clocks import draw_host
 from tests.sim.cluster.calls import ClusterConn
+from tests.sim.cluster.heard import SCRAPE, Entries, Heard
 from tests.sim.cluster.oracle import ClusterOracle
-from tests.sim.cluster.replica import Servers, SimReplica
+from tests.sim.cluster.people import People
+from tests.sim.cluster.replica import SimReplica
 from tests.sim.cluster.troubles import ClusterTroubles
 from tests.sim.network import Conn, Link, draw_link
 from tests.sim.oracle import Violation
@@ -33,18 +35,20 @@ from tests.sim.scenario import Scenario
 from tests.sim.watched import _finish
 from tests.sim.world import EVALUATE, JOB, Summary, World
 from tests.world.clocks import S
-from tests.world.fake_cluster import Faults
+from tests.world.fake_cluster import FakeKeys, Faults
 
 CELL_COUNT: Final = 4
 _OWNED_WITHIN: Final = 10 * S
+_KILLED: Final = 0.5
+"""Of the last owners; the others get SIGTERM."""
 _COPIED_WITHIN: Final = S // 2
 """All replicas have copied a finding."""
-_PARTS: Final = 3
-"""Of the servers that fail separately: registry, logs, findings."""
 
 
 class ClusterWorld(World):
     job = JOB
+    found_within = 9 * S
+    """Of 15 s: the threshold, and 10 s for replicas and agents."""
 
     def __init__(
         self, scenario: Scenario, folder: Path, only: Collection[int] | None = None
@@ -63,13 +67,12 @@ class ClusterWorld(World):
             for name in self.names
         }
         self.faults = {
-            name: [
-                Faults(scenario.dice(f"servers/{name}/{part}"), timeout_s=2.0)
-                for part in range(_PARTS)
-            ]
-            for name in self.names
+            name: Faults(scenario.dice(f"servers/{name}"), timeout_s=2.0) for name in self.names
         }
-        self.servers = Servers()
+        self.heard: Heard = Heard(self)
+        self.people: People = People(self)
+        self.servers = FakeKeys()
+        self.servers.entries = Entries(self.heard)
         self.replicas: dict[str, SimReplica] = {}
         self.all_replicas: list[SimReplica] = []
         """Dead ones included: nothing of them may be collected, which would run their `finally`."""
@@ -82,6 +85,12 @@ class ClusterWorld(World):
         with _few_cells(), self._errors_seen():
             summary = super().live()
         summary.troubles["takeovers"] += self.oracle.takeovers
+        summary.heard.update(self.heard.counts)
+        summary.heard["before it was stored"] += len(self.heard.unstored)
+        people = self.people
+        said = len(people.dismissed), len(people.marked), people.refused, people.unstored
+        for what, count in zip(("dismissed", "marked", "refused", "unstored"), said, strict=True):
+            summary.heard[what] += count
         return summary
 
     # -- replicas --------------------------------------------------------------------------------
@@ -96,7 +105,7 @@ class ClusterWorld(World):
                 self.kernel.after(S // 10, partial(self.start_replica, name))
             return
         host, faults = self.replica_hosts[name], self.faults[name]
-        replica = SimReplica(self, name, host, self.folder / name, self.servers, faults)
+        replica = SimReplica(self, name, host, self.folder / name, faults)
         self.replicas[name] = replica
         self.all_replicas.append(replica)
 
@@ -160,15 +169,21 @@ class ClusterWorld(World):
     def taken_over(self, replica: SimReplica, cell: int, opened: Opened) -> None:
         if cell == cell_of(self.job):
             self.settle()
-            self.oracle.taken_over(replica, opened)
+            with self.heard.judging():
+                self.oracle.taken_over(replica, opened)
 
     def shown(self, replica: SimReplica, events: Sequence[FindingEvent]) -> None:
         self.settle()
         self.published.append(events)
-        self.oracle.shown(replica, events)
+        with self.heard.judging():
+            self.oracle.shown(replica, events)
 
     def failed(self, what: str) -> None:
         self.failures.append(what)
+
+    def begin(self) -> None:
+        super().begin()
+        self.kernel.after(SCRAPE, self.heard.scrape)
 
     def _evaluate(self) -> None:
         self.oracle.check_now()
@@ -184,7 +199,17 @@ class ClusterWorld(World):
         self._await_owned(self.kernel.now + _OWNED_WITHIN)
 
     def end(self) -> None:
+        """The last owner ends, too: the next one goes on with what it has left."""
         self.kernel.run(self.kernel.now + 2 * S)
+        if self.scenario.events and (owner := self.oracle.owner):
+            if self.dice("end").random() < _KILLED:
+                self.kill_replica(owner, 0)
+            else:
+                self.replicas[owner].stop()
+            self.start_replica(owner)
+            self.kernel.run(self.kernel.now + _OWNED_WITHIN)
+            self.oracle.check_owned()
+            self.oracle.check_closed()
         while self.kernel.now < self.oracle.shown_at + _COPIED_WITHIN:
             self.kernel.run(self.oracle.shown_at + _COPIED_WITHIN)
 
