@@ -3,8 +3,13 @@
 A heartbeat lists the replica's cells, so that a replica reads only one key for each other replica
 after each heartbeat that it sends. The decisions are `frd.cluster.ownership`'s. A replica that
 cannot reach the registry keeps its cells: it learns that others own them from those
-(`frd.service.http.peers.cut_off`), when it reaches the registry again, or when the log refuses it.
+(`frd.service.http.peers.cut_off`), when it reaches the registry again, or when a value is refused.
 Heartbeats stop when the service's event loop no longer runs, because such an owner detects nothing.
+
+A replica is *sure* of its cells for `SURE_S` after it has sent a heartbeat that was then confirmed:
+no other replica can have found it silent. Once that time is over, other replicas may have claimed
+its cells, or be about to. It then writes a heartbeat and reads its claims; a replica that claims a
+cell writes the claim and reads the heartbeat of the former owner. One of both sees the other one.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -23,6 +28,7 @@ from frd.cluster.ownership import SILENT, Claim, Heartbeat, Ownership
 from frd.cluster.registry import (
     ClaimValue,
     Conflict,
+    Entry,
     HeartbeatValue,
     Registry,
     RegistryUnavailable,
@@ -35,11 +41,16 @@ from frd.errors import ClusterError
 
 INTERVAL_S: Final = 0.5
 """Between two heartbeats."""
+SURE_S: Final = (SILENT - 1) * INTERVAL_S
+"""Others read a heartbeat after it was sent, and begin `SILENT` more before they claim anything;
+the first of them may follow immediately."""
 _RETRY_S: Final = 0.1
 _IDLE_S: Final = 5.0
 """Heartbeats stop when the service's event loop has not run for so long."""
 _START_S: Final = 20.0
 _LEAVE_S: Final = 3.0
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Goes on while the machine sleeps, where the system has such a clock."""
 _log = logging.getLogger(__name__)
 
 
@@ -57,7 +68,7 @@ class HeartbeatLease:
         me: Replica,
         *,
         durable: bool = True,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = lambda: time.clock_gettime(_CLOCK),
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._runner = runner
@@ -73,6 +84,12 @@ class HeartbeatLease:
         self._running: Any = None
         self._generation = 0
         self._revision = 0
+        self._written = 0
+        """Heartbeats of this process, with those that had no answer."""
+        self._unclaimed_until = 0.0
+        """No other replica can claim our cells before, because of the last confirmed heartbeat."""
+        self._sure_until = 0.0
+        """The same, as it is known in the service's event loop, after what was lost."""
         self._others: dict[str, HeartbeatValue] = {}
         """The last heartbeats of the other living replicas."""
         self._ticked = 0.0
@@ -95,6 +112,10 @@ class HeartbeatLease:
         await self._runner.call(self._begin())
         self._running = self._runner.submit(self._run())
 
+    @property
+    def is_sure(self) -> bool:
+        return self._clock() < self._sure_until
+
     def ticked(self) -> None:
         self._ticked = self._clock()
 
@@ -115,6 +136,7 @@ class HeartbeatLease:
             return
         self._running.cancel()
         self._running = None
+        self._sure_until = 0.0
         await self._runner.call(self._leave())
 
     # -- heartbeats, in the runner's event loop --------------------------------------------------
@@ -216,7 +238,7 @@ class HeartbeatLease:
             cell, successor = decision.drain
             self._notify(lambda owner: owner.drain(cell, successor))
         if decision.claim:
-            await asyncio.gather(*map(self._claim, decision.claim))
+            await asyncio.gather(*(self._claim(cell, found) for cell in decision.claim))
         self._publish(
             [
                 Replica(
@@ -241,16 +263,43 @@ class HeartbeatLease:
             RegistryUnavailable: it is not known to be stored.
         """
         try:
-            self._revision = await self._registry.put(self._key, self._value(), self._revision)
+            await self._write()
             return
         except Conflict:
             await self._resolve()
         if self._replaced:
             return
         try:
-            self._revision = await self._registry.put(self._key, self._value(), self._revision)
+            await self._write()
         except Conflict as error:
             raise RegistryUnavailable(str(error)) from None
+
+    async def _write(self) -> None:
+        """Write the heartbeat once.
+
+        Raises:
+            Conflict, RegistryUnavailable
+        """
+        sent = self._clock()
+        self._revision = await self._registry.put(self._key, self._value(), self._revision)
+        if self._clock() >= self._unclaimed_until:
+            await self._read_claims()
+        self._unclaimed_until = sent + SURE_S
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._be_sure, self._unclaimed_until)
+
+    async def _read_claims(self) -> None:
+        """Find out which cells other replicas have claimed.
+
+        Raises:
+            RegistryUnavailable: it is not known.
+        """
+        mine = dict(self._ownership.mine)
+        entries = await asyncio.gather(*(self._registry.get(_claim_key(cell)) for cell in mine))
+        for (cell, revision), entry in zip(mine.items(), entries, strict=True):
+            if entry is None or entry.revision != revision:
+                self._ownership.mine.pop(cell, None)
+                self._lose(cell)
 
     async def _resolve(self) -> None:
         """Our key has another revision: an earlier heartbeat without an answer was stored, or
@@ -270,14 +319,19 @@ class HeartbeatLease:
             self._lose(cell)
         self._publish(())
 
-    async def _claim(self, cell: int) -> None:
-        key = f"c.{cell:02}"
+    async def _claim(self, cell: int, heartbeats: Mapping[str, Entry]) -> None:
+        """Claim a cell that has no owner according to these heartbeats."""
+        key = _claim_key(cell)
         try:
             entry = await self._registry.get(key)
-            if not self._ownership.may_claim(cell, claim_of(entry)):
+            former = claim_of(entry)
+            if not self._ownership.may_claim(cell, former):
                 return
             value = msgspec.json.encode(ClaimValue(self._me.name, self._generation))
             revision = await self._registry.put(key, value, entry.revision if entry else 0)
+            for name in self._ownership.rivals(cell, former):
+                if await self._registry.get(f"r.{name}") != heartbeats.get(f"r.{name}"):
+                    return  # it goes on, and may have read its claims before ours was stored
         except (Conflict, RegistryUnavailable):
             return  # the next heartbeat shows whether it is still free
         self._ownership.claimed(cell, revision)
@@ -285,7 +339,7 @@ class HeartbeatLease:
         if self._ownership.leaving:
             await self._release(cell)
             return
-        why = _why(claim_of(entry), self._me.name)
+        why = _why(former, self._me.name)
         self._notify(lambda owner: owner.gained(cell, revision, why))
 
     async def _forget(self, name: str, revision: int) -> None:
@@ -304,7 +358,7 @@ class HeartbeatLease:
         try:
             with contextlib.suppress(Conflict, RegistryUnavailable):
                 value = msgspec.json.encode(ClaimValue("", 0))
-                await self._registry.put(f"c.{cell:02}", value, revision)
+                await self._registry.put(_claim_key(cell), value, revision)
         finally:
             self._releasing.discard(cell)
         self._ownership.dropped(cell)
@@ -334,9 +388,15 @@ class HeartbeatLease:
 
     def _value(self) -> bytes:
         me, own = self._me, self._ownership
-        return msgspec.json.encode(
-            HeartbeatValue(me.grpc, me.http, me.version, self._generation, own.mine, own.leaving)
+        self._written += 1
+        value = HeartbeatValue(
+            me.grpc, me.http, me.version, self._generation, own.mine, own.leaving, self._written
         )
+        return msgspec.json.encode(value)
+
+    def _be_sure(self, until: float) -> None:
+        if self._running is not None:
+            self._sure_until = until
 
     def _lose(self, cell: int) -> None:
         self._ready.discard(cell)
@@ -359,6 +419,10 @@ class HeartbeatLease:
             self._clock() - self._acknowledged < SILENT * INTERVAL_S,
             self.view.durable,
         )
+
+
+def _claim_key(cell: int) -> str:
+    return f"c.{cell:02}"
 
 
 def _why(former: Claim | None, me: str) -> str:

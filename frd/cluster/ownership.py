@@ -3,7 +3,7 @@
 A replica is dead when its heartbeat has not changed during `SILENT` heartbeats of *this* replica
 that the registry has acknowledged. No clock is involved: when the registry is down, no heartbeat of
 any replica is acknowledged, and no owner is taken for dead. A wrong decision costs a takeover, but
-no data, because the fence of the log excludes the former owner.
+no data, because the claim excludes the former owner.
 
 This module does no I/O, reads no clock and rolls no dice. It never robs a living owner: cells move
 to their preferred replica one at a time, when their owner drains them.
@@ -151,6 +151,11 @@ class Ownership:
             self._held[cell] = (claim.revision, self._beats + SILENT)
             return False
         return self._beats >= until
+
+    def rivals(self, cell: int, former: Claim | None) -> Sequence[str]:
+        """Other replicas that may take a cell without a living owner for theirs."""
+        said = [name for name, seen in self._others.items() if cell in seen.heartbeat.claims]
+        return sorted({*said, former.owner if former else ""} - {"", self._me})
 
     def claimed(self, cell: int, revision: int) -> None:
         """The claim of this replica has this revision."""

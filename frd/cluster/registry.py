@@ -1,8 +1,8 @@
 """The registry of a cluster: few small values by key, each changed by compare-and-set.
 
 Keys: ``meta`` (format and number of cells), ``r.<replica>`` (heartbeat of a replica), ``c.<nn>``
-(owner of a cell), ``silences`` (all silences that people have set). Values are JSON. Replicas of
-several releases read them: new fields need defaults.
+(owner of a cell), ``v.<nn>.`` (values of a cell: `CellStore`), ``silences`` (all silences that
+people have set). Values are JSON. Replicas of several releases read them: new fields need defaults.
 """
 
 from __future__ import annotations
@@ -80,6 +80,9 @@ class HeartbeatValue(msgspec.Struct):
     generation: int
     cells: dict[int, int] = {}
     leaving: bool = False
+    number: int = 0
+    """Another one with each attempt to write it: a confirmed heartbeat is this one, and not an
+    earlier one that was stored without an answer."""
 
 
 @decodable

@@ -10,6 +10,7 @@ import pytest
 
 from frd.cluster import ownership
 from frd.cluster.cells import CELLS, preferred
+from frd.cluster.heartbeats import INTERVAL_S, SURE_S
 from frd.cluster.registry import Entry
 from frd.errors import ClusterError
 from tests.world.lease_services import Cluster, Service, settled
@@ -30,6 +31,8 @@ async def trouble(cluster: Cluster, dice: random.Random, names: Sequence[str]) -
         await cluster.begin(name)
     elif fault < 0.6 and len(cluster.services) > 1:
         await cluster.services.pop(name).leave()
+    elif fault < 0.8:
+        cluster.pause(name, dice.uniform(1, 10))
     else:
         cluster.cut_off(name, dice.uniform(1, 10))
 
@@ -52,6 +55,104 @@ async def test_every_cell_is_owned_soon_after_the_last_fault(seed: int) -> None:
             service.faults.lost_answers = service.faults.lost_requests = 0.0
             service.faults.no_leader_until = 0.0
         await cluster.settle(10.0)
+
+
+@pytest.mark.parametrize("seed", range(seeds(200, 20)))
+@in_virtual_time
+async def test_no_replica_is_sure_of_a_cell_that_another_one_has_claimed(seed: int) -> None:
+    """Replicas crash, pause and are cut off while NATS is slow, loses answers, and carries writes
+    out seconds after they were given up, as a server that was stopped does: `settled` looks at each
+    step of time. Some seconds after the last fault every cell has one owner, and all are sure."""
+    dice = random.Random(seed)
+    async with settled("a", "b", "c", seed=seed) as cluster:
+        for _ in range(12):
+            for service in cluster.services.values():
+                faults = service.faults
+                faults.delay_s = dice.choice((0.02, 0.3, 1.0))
+                faults.lost_answers = faults.lost_requests = dice.choice((0.0, 0.1))
+                faults.late_writes = dice.choice((0.0, 0.2))
+            await trouble(cluster, dice, "abc")
+        for service in cluster.services.values():
+            service.faults.lost_answers = service.faults.lost_requests = 0.0
+            service.faults.late_writes, service.faults.delay_s = 0.0, 0.02
+            service.faults.no_leader_until = 0.0
+        await asyncio.sleep(10)  # a pause
+        await cluster.settle(12.0)
+        await asyncio.sleep(1)
+        assert all(service.lease.is_sure for service in cluster.services.values())
+
+
+@in_virtual_time
+async def test_a_replica_is_sure_while_its_heartbeats_are_confirmed() -> None:
+    """A replica is sure, without a break, until `SURE_S` after its last heartbeat; NATS answers
+    again: it is sure again within a second, and nothing has moved. It is not sure after its end."""
+    loop = asyncio.get_running_loop()
+    async with settled("a", "b", "c") as cluster:
+        service = cluster.services["a"]
+        broken: list[float] = []
+        loop.after_each_step.append(  # type: ignore[attr-defined]
+            lambda: None if service.lease.is_sure else broken.append(loop.time())
+        )
+        await asyncio.sleep(20)
+        assert not broken
+        before = {name: set(s.cells) for name, s in cluster.services.items()}
+        for away in (1.0, 2.0, 3.1, 7.7, 60.0):
+            broken.clear()
+            began = loop.time()
+            cluster.no_leader(away)
+            await asyncio.sleep(away + 5)
+            if away <= SURE_S - INTERVAL_S:
+                assert not broken
+            else:
+                assert SURE_S - INTERVAL_S - 0.1 <= broken[0] - began <= SURE_S
+                assert broken[-1] - began <= away + 1
+        assert {name: set(s.cells) for name, s in cluster.services.items()} == before
+        await cluster.services.pop("a").leave()
+        assert not service.lease.is_sure
+
+
+@in_virtual_time
+async def test_a_replica_that_continues_is_not_sure_before_it_has_read_its_claims() -> None:
+    """An owner is stopped for 8 s, and others take its cells: when it continues, it is not sure
+    until it has dropped all of them, which takes less than half a second. After a pause of 2.6 s it
+    is not sure either, until it knows that nothing has moved."""
+    async with settled("a", "b", "c") as cluster:
+        for pause in (8.0, 2.6):
+            await cluster.settle(20.0)
+            service, heartbeat = cluster.services["a"], cluster.keys.entries["r.a"]
+            while cluster.keys.entries["r.a"] == heartbeat:
+                await asyncio.sleep(0.01)
+            had = set(service.cells)
+            cluster.pause("a", pause)
+            await asyncio.sleep(pause)
+            assert had
+            assert service.cells == had
+            assert not service.lease.is_sure
+            await asyncio.sleep(0.5)
+            assert service.lease.is_sure
+            assert service.cells == (set() if pause == 8.0 else had)
+            await asyncio.sleep(200)
+
+
+@in_virtual_time
+async def test_a_former_owner_returns_while_others_claim() -> None:
+    """An owner was cut off, and reaches the registry again after another replica has decided to
+    claim its cells, and before those claims are stored: either it has lost a cell when it is sure
+    again, or the other one does not take it."""
+    for early in range(20):
+        async with settled("a", "b", seed=early) as cluster:
+            owner, other = cluster.services["a"], cluster.services["b"]
+            had = set(owner.cells)
+            cluster.cut_off("a", 60.0)
+            while other.lease._ownership.living != ["b"]:
+                await asyncio.sleep(0.02)
+            other.faults.delay_s = 1.0
+            await asyncio.sleep(early * 0.05)
+            owner.faults.no_leader_until = 0.0
+            await asyncio.sleep(8.0)
+            assert owner.lease.is_sure
+            assert not owner.cells & other.cells
+            assert owner.cells | set(owner.losses) >= had
 
 
 @pytest.mark.parametrize("seed", range(seeds(40)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -35,14 +35,20 @@ class Faults:
     """Probability that a request is carried out and the answer lost."""
     delay_s: float = 0.0
     """Longest delay of a request."""
+    late_writes: float = 0.0
+    """Probability that a write has no answer and is carried out later, in `late_s`."""
+    late_s: float = 5.0
     no_leader_until: float = 0.0
     """Time of the event loop until which nothing is answered."""
+    paused_until: float = 0.0
+    """Time of the event loop until which the client is stopped: it sends and hears nothing."""
     timeout_s: float = 2.0
     """So long a client waits for an answer that is lost."""
     losses: list[Loss] = field(default_factory=list)
     """What happens to the next requests, one by one, before chance decides."""
 
     async def before(self) -> None:
+        await self._resumed()
         if self.delay_s:
             await asyncio.sleep(self.random.uniform(0, self.delay_s))
         if asyncio.get_running_loop().time() < self.no_leader_until:
@@ -53,11 +59,23 @@ class Faults:
             raise NoAnswer
         await self._lose(self.lost_requests)
 
+    async def late(self, write: Callable[[], None]) -> None:
+        if self.late_writes and self.random.random() < self.late_writes:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self.random.uniform(0, self.late_s), write)
+            await asyncio.sleep(self.timeout_s)
+            raise NoAnswer
+
     async def after(self) -> None:
+        await self._resumed()
         if self.losses[:1] == ["answer"]:
             self.losses.pop(0)
             raise NoAnswer
         await self._lose(self.lost_answers)
+
+    async def _resumed(self) -> None:
+        while (pause := self.paused_until - asyncio.get_running_loop().time()) > 0:
+            await asyncio.sleep(pause)
 
     async def _lose(self, probability: float) -> None:
         if probability and self.random.random() < probability:
@@ -237,18 +255,23 @@ class FakeKeys:
     async def put(self, faults: Faults, key: str, value: bytes, revision: int) -> int:
         try:
             await faults.before()
-            entry = self.entries.get(key)
-            if (entry.revision if entry else 0) != revision:
-                if entry is None or entry.value != value:
-                    raise Conflict(f"{key}: another revision than {revision}")
-                return entry.revision
-            self.last += 1
-            self.entries[key] = Entry(value, self.last)
-            number = self.last
+            await faults.late(lambda: self._write(key, value, revision))
+            number = self._write(key, value, revision)
             await faults.after()
         except NoAnswer:
             raise RegistryUnavailable("no answer") from None
+        if not number:
+            raise Conflict(f"{key}: another revision than {revision}")
         return number
+
+    def _write(self, key: str, value: bytes, revision: int) -> int:
+        """Its new revision; 0: refused."""
+        entry = self.entries.get(key)
+        if (entry.revision if entry else 0) != revision:
+            return entry.revision if entry is not None and entry.value == value else 0
+        self.last += 1
+        self.entries[key] = Entry(value, self.last)
+        return self.last
 
     async def delete(self, faults: Faults, key: str, revision: int) -> None:
         try:

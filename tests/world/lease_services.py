@@ -12,7 +12,7 @@ from frd.cluster.cells import CELLS, preferred
 from frd.cluster.heartbeats import HeartbeatLease
 from frd.cluster.lease import Replica
 from tests.world.fake_cluster import FakeKeys, FakeRegistry, Faults
-from tests.world.virtual_time import SameLoop
+from tests.world.virtual_time import SameLoop, VirtualLoop
 
 WALL = 1_790_000_000
 """The time of day at which the tests begin, about; s."""
@@ -33,6 +33,8 @@ class Service:
             wall=lambda: WALL + loop.time(),
         )
         self.cells: set[int] = set()
+        self.claims: dict[int, int] = {}
+        """Of the cells that it has gained, also of those that it has lost since."""
         self.losses: list[int] = []
         self.drained: list[int] = []
         self.busy = False
@@ -42,6 +44,7 @@ class Service:
     def gained(self, cell: int, claim: int, why: str) -> None:
         assert not self.leaving
         self.cells.add(cell)
+        self.claims[cell] = claim
         self.lease.owned(cell)
 
     def lost(self, cell: int) -> None:
@@ -98,16 +101,33 @@ class Cluster:
     seed: int = 0
     keys: FakeKeys = field(default_factory=FakeKeys)
     services: dict[str, Service] = field(default_factory=dict)
+    running: list[Service] = field(default_factory=list)
+    """These, and those that a test has taken out of them and that go on."""
 
     async def begin(self, *names: str) -> None:
         for name in names:
-            self.services[name] = Service(self.keys, name, self.seed)
-            await self.services[name].start()
+            service = Service(self.keys, name, self.seed)
+            self.services[name] = service
+            self.running.append(service)
+            await service.start()
 
     def crash(self, name: str) -> Service:
         service = self.services.pop(name)
         service.kill()
+        self.running = [other for other in self.running if other is not service]
         return service
+
+    def wrongly_sure(self) -> list[str]:
+        """Replicas that are sure of a cell which another one has claimed after them."""
+        return [
+            f"{service.name} is sure of {cell}, which {other.name} has claimed"
+            for service in self.running
+            if service.lease.is_sure
+            for other in self.running
+            if other is not service
+            for cell in service.cells
+            if other.claims.get(cell, 0) > service.claims[cell]
+        ]
 
     def no_leader(self, seconds: float) -> None:
         for name in self.services:
@@ -117,6 +137,11 @@ class Cluster:
         """The replica does not reach the registry."""
         until = asyncio.get_running_loop().time() + seconds
         self.services[name].faults.no_leader_until = until
+
+    def pause(self, name: str, seconds: float) -> None:
+        """The process of the replica is stopped: it sends nothing, and reads no answer."""
+        until = asyncio.get_running_loop().time() + seconds
+        self.services[name].faults.paused_until = until
 
     def owned(self) -> set[int]:
         return {cell for service in self.services.values() for cell in service.cells}
@@ -158,9 +183,19 @@ class Cluster:
 
 @asynccontextmanager
 async def settled(*names: str, seed: int = 0) -> AsyncIterator[Cluster]:
-    """A cluster in which these replicas own all cells."""
-    cluster = Cluster(seed)
+    """A cluster in which these replicas own all cells. At no step of its life is a replica sure of
+    a cell that another one has claimed."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    cluster, wrong = Cluster(seed), list[str]()
+
+    def look() -> None:
+        if not wrong:
+            wrong.extend(f"{loop.time():.3f}: {what}" for what in cluster.wrongly_sure())
+
+    loop.after_each_step.append(look)
     await cluster.begin(*names)
     await cluster.settle(6.0)
     yield cluster
     cluster.end()
+    assert not wrong, wrong[0]

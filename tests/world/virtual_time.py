@@ -47,11 +47,17 @@ class _Selector(selectors.DefaultSelector):
 class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._virtual = _Selector()
+        self.after_each_step: list[Callable[[], None]] = []
         super().__init__(self._virtual)
         self.set_default_executor(InPlace())
 
     def time(self) -> float:
         return self._virtual.now
+
+    def _run_once(self) -> None:
+        super()._run_once()  # type: ignore[misc]
+        for look in self.after_each_step:
+            look()
 
 
 def run_virtual(work: Coroutine[Any, Any, T]) -> T:
