@@ -117,6 +117,7 @@ class App:
             lambda: public_url(self._config, self.http),
             has_pages=config.web,
             now=now.utc,
+            is_sure=self._is_sure,
         )
         self._findings.owed = self._notifier.owed
         self._findings.notified = self._notifier.notified
@@ -134,7 +135,8 @@ class App:
         self._cells = Cells(
             is_cluster=bool(config.cluster.servers),
             complete=self._completed,
-            dropped=self._notifier.forget,
+            dropped=self._dropped,
+            is_sure=self._is_sure,
         )
         self._notifier.is_asking = self._cells.is_asking
         self._homes = LateHomes()
@@ -280,6 +282,8 @@ class App:
         log.info("configuration read again")
 
     def _is_sure(self) -> bool:
+        """No other process can have a job of this one. Everything that is acknowledged to agents,
+        exported to Prometheus or sent to people asks this when it goes out."""
         held = self._held
         return held.lease.is_sure if held is not None else not self._cells.is_cluster
 
@@ -338,6 +342,13 @@ class App:
             self._cells.refresh()
             self._timelines.see(events)
             self._notifier.see(events)
+
+    def _dropped(self, number: int, cell: Cell) -> None:
+        self._notifier.forget(
+            cell.state.open_findings(),
+            lambda finding: self._cells.number_of(finding.job) == number,
+            cell.evaluator.unsaved,
+        )
 
     async def _keep_owed(self) -> None:
         if not self._findings.owes_news:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
 from typing import Final
@@ -148,6 +148,11 @@ class ServiceState:
     def utc(self, at: int) -> AlignedNs:
         """An aligned time, to be shown."""
         return AlignedNs(at + self.status_view.utc_ahead_ns)
+
+    def without_jobs(self) -> ServiceState:
+        """What may be exported while another replica may have the jobs of this one."""
+        empty = replace(self.status_view, attempts=(), findings=(), going_on=())
+        return replace(self, status_view=empty, refused_ranks=(), name_conflicts={}, warnings=())
 
     def open_findings(self) -> list[Finding]:
         return [f for f in self.status_view.findings if f.state is FindingState.OPEN]

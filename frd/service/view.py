@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from frd.model import AlignedNs, AttemptKey, Finding, FindingState, Kind
@@ -25,6 +25,10 @@ class Live(Protocol):
     """The part of `frd.service.cells.cells.Cells` that HTTP uses."""
 
     state: ServiceState
+
+    def is_sure(self) -> bool:
+        """See `Common.is_sure`."""
+        ...
 
     def kept_back(self) -> list[Finding]: ...
 
@@ -51,6 +55,19 @@ class ServiceView:
     @property
     def state(self) -> ServiceState:
         return self.live.state
+
+    @property
+    def is_sure(self) -> bool:
+        """No other replica can have a job of this one: at this moment, and not only at the time of
+        `state`."""
+        return self.live.is_sure()
+
+    def exported(self) -> ServiceState:
+        """For Prometheus, which takes what two replicas say of a job as true at the same time."""
+        state = self.state
+        if self.is_sure or state.cluster is None:
+            return state
+        return replace(state.without_jobs(), cluster=replace(state.cluster, sure=False))
 
     def not_ready(self) -> str | None:
         """The reason why the service cannot serve at present; None when it can.

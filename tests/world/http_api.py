@@ -115,6 +115,9 @@ class Service:
         self.store.close()
         self.timelines.close()
 
+    def is_sure(self) -> bool:
+        return self.state.cluster is None or self.state.cluster.sure
+
     def kept_back(self) -> list[Finding]:
         return []
 

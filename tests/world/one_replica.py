@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +13,8 @@ from pathlib import Path
 from frd.cluster.cells import cell_of
 from frd.cluster.lease import ClusterView, Owner, Replica
 from frd.config import Config
-from frd.model import Finding, NodeNs, NodeRawNs
+from frd.engine.matching.learned_pauses import JobPauses
+from frd.model import AlignedNs, Finding, FindingEvent, NodeNs, NodeRawNs
 from frd.service.cells.alone import LocalArchive, open_journal
 from frd.service.cells.cell import Common
 from frd.service.cells.cells import Cells
@@ -93,18 +94,19 @@ class Contested(LocalArchive):
         self._refused = refused
 
     async def open(self, cell: int, claim: int) -> Opened:
-        return Opened(NoLog(), RefusedKeeper(partial(self._refused, cell)))
+        learned = JobPauses(JOB, AlignedNs(1))
+        return Opened(NoLog(), RefusedKeeper(partial(self._refused, cell)), (), [learned])
 
 
 @dataclass
 class RefusedKeeper(Keeper):
-    """Its first write is refused, soon after it was made."""
+    """Of an owner whose writes are refused."""
 
     refused: Callable[[], None]
     name: str = "nothing"
 
-    def __post_init__(self) -> None:
-        asyncio.get_running_loop().call_soon(self.refused)
+    async def save(self, events: Sequence[FindingEvent], pauses: Sequence[JobPauses]) -> None:
+        self.refused()
 
 
 @dataclass

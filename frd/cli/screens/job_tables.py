@@ -225,7 +225,7 @@ def cluster_lines(cluster: Mapping[str, Any]) -> Iterator[Text]:
         if replica["connected"] is False:
             yield Text(f"cluster: NATS does not answer {name}", style="bold yellow")
         if replica.get("sure") is False:
-            text = f"cluster: {name} does not know whether it still has its jobs: it sends no alerts"
+            text = f"cluster: {name} does not know whether it still has its jobs: it is silent"
             yield Text(text, style="bold yellow")
     if not cluster["durable"]:
         yield Text(

@@ -28,14 +28,16 @@ def last_lines(answer: Mapping[str, Any]) -> Iterator[Text]:
 
 
 def silent_replicas(answer: Mapping[str, Any]) -> Sequence[str]:
-    """Replicas of a cluster that did not answer, so that their jobs are missing in `answer`."""
+    """Replicas of a cluster that did not answer, or are not sure of their jobs, so that jobs are
+    missing in `answer`, or out of date."""
     return [plain(str(name)) for name in answer.get("incomplete", ())]
 
 
 def incomplete_text(silent: Sequence[str]) -> str:
-    """``incomplete: frd-2 did not answer: its jobs are missing``."""
-    whose = "its" if len(silent) == 1 else "their"
-    return f"incomplete: {', '.join(silent)} did not answer: {whose} jobs are missing"
+    """``incomplete: frd-2 did not answer, or is not sure of its jobs: they may be missing``."""
+    are, whose = ("is", "its") if len(silent) == 1 else ("are", "their")
+    why = f"did not answer, or {are} not sure of {whose} jobs"
+    return f"incomplete: {', '.join(silent)} {why}: they may be missing"
 
 
 def watching_text(watching: Mapping[str, Any]) -> str:

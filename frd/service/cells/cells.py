@@ -25,19 +25,22 @@ WHOLE = 0
 
 class Cells(dict[int, Cell]):
     """By number. `complete` adds what concerns the process as a whole to the cells' state;
-    `dropped` gets the open findings of a cell that is dropped."""
+    `dropped` gets the number of a cell that is dropped, and the cell."""
 
     def __init__(
         self,
         *,
         is_cluster: bool,
         complete: Callable[[ServiceState], ServiceState],
-        dropped: Callable[[Sequence[Finding]], None] = lambda findings: None,
+        dropped: Callable[[int, Cell], None] = lambda number, cell: None,
+        is_sure: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`is_sure` is that of `Common`."""
         super().__init__()
         self.is_cluster = is_cluster
         self._complete = complete
         self._dropped = dropped
+        self.is_sure = is_sure
         self._left = Counters()
         """Of cells that are no longer here. Totals of a process must not fall: Prometheus takes a
         fall for a restart, and the rest for new events."""
@@ -60,7 +63,7 @@ class Cells(dict[int, Cell]):
         counted = replace(cell.state.counters, findings={})
         of_engine = Counters(evicted=cell.state.status_view.evicted)
         self._left = add([self._left, counted, of_engine])
-        self._dropped(cell.state.open_findings())
+        self._dropped(number, cell)
         return cell
 
     def each(self, what: str, work: Callable[[Cell], None]) -> None:

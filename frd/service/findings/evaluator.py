@@ -101,6 +101,11 @@ class Evaluator:
     _is_abandoned: bool = False
     _faults: Faults = field(default_factory=Faults)
 
+    @property
+    def unsaved(self) -> frozenset[str]:
+        """Ids of findings of which the last change is not stored."""
+        return frozenset(self._unsaved)
+
     def kept_back(self) -> list[Finding]:
         """Findings that are published but not stored. Any thread may call this."""
         published = {finding.id for finding in self.state.status_view.findings}

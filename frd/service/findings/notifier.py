@@ -19,7 +19,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Final
 
@@ -35,6 +35,7 @@ MAX_QUEUED: Final = 256
 GIVE_UP_AFTER_S: Final = 3600.0
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
+_SURE_EVERY_S: Final = 0.5
 _STOP_WITHIN_S: Final = 3.0
 """For what is in the queues when the service ends."""
 _OPEN: Final = FindingState.OPEN
@@ -74,6 +75,8 @@ class Notifier:
     is_asking: Callable[[Finding], bool] = lambda finding: False
     """A rank that was asked about this finding has not answered: a message waits for it, at
     most for `HOLD_S`, and then has the newest version of the finding."""
+    is_sure: Callable[[], bool] = lambda: True
+    """Otherwise another process may have the jobs, and may send the same: messages wait."""
     _known: dict[str, Notified] = field(default_factory=dict)
     """By id of the open finding."""
     _recalled: dict[str, Notified] = field(default_factory=dict)
@@ -97,13 +100,25 @@ class Notifier:
             recalled = self._recalled.pop(finding.id, None)
             self._known[finding.id] = recalled or assumed(finding, self._targets, self.now())
 
-    def forget(self, left: Sequence[Finding]) -> None:
-        """`left` are open, and their cell is no longer this process's. The next owner takes their
-        messages as sent, so those that wait for answers wait no longer."""
+    def forget(
+        self,
+        left: Sequence[Finding],
+        is_gone: Callable[[Finding], bool],
+        unsaved: Collection[str],
+    ) -> None:
+        """The findings for which `is_gone` are no longer this process's; `left` are the open ones.
+        The next owner takes the messages about what is stored as sent, so they wait no longer; of
+        `unsaved` changes it knows nothing, and sends its own messages."""
         for finding in left:
             self._known.pop(finding.id, None)
-            if finding.id in self._ready:
-                self._send(finding.id)
+        for id_, ready in list(self._ready.items()):
+            if not is_gone(ready.finding):
+                continue
+            self._known.pop(id_, None)
+            if id_ in unsaved:
+                self._withdraw(id_)
+            else:
+                self._send(id_)
 
     def resume(self, owed: Iterable[Owed]) -> None:
         """Go on with what an earlier process owed."""
@@ -150,6 +165,8 @@ class Notifier:
 
     def look(self) -> None:
         """Queue the messages that have waited long enough."""
+        if not self.is_sure():
+            return
         for id_, ready in list(self._ready.items()):
             if ready.is_published and not self._waits(ready):
                 self._send(id_)
@@ -180,7 +197,8 @@ class Notifier:
     def close(self) -> None:
         """Give queued messages a few seconds, then end. For a worker thread."""
         for id_ in [id_ for id_, ready in self._ready.items() if ready.is_published]:
-            self._send(id_)
+            if self.is_sure():  # otherwise the next process goes on with it
+                self._send(id_)
         for sender in self._senders:
             sender.stop(when_empty=True)
         deadline = time.monotonic() + _STOP_WITHIN_S
@@ -237,7 +255,7 @@ class Notifier:
                 self._settle(message)
 
     def _sender(self, target: NotifyTarget) -> _Sender:
-        return _Sender(target, self._results, self.first_pause_s, self._settle)
+        return _Sender(target, self._results, self.first_pause_s, self._settle, self.is_sure)
 
     def _settle(self, message: Owed) -> None:
         if not self._is_closed:  # otherwise the next process goes on with it
@@ -252,6 +270,7 @@ class _Sender:
     results: Counter[tuple[str, Result]]
     first_pause_s: float
     settle: Callable[[Owed], None]
+    is_sure: Callable[[], bool]
     _queue: queue.SimpleQueue[tuple[Owed, float] | None] = field(default_factory=queue.SimpleQueue)
     """Each with the time of the monotonic clock at which to give up; None ends the thread."""
     _stopping: threading.Event = field(default_factory=threading.Event)
@@ -290,6 +309,9 @@ class _Sender:
         """Repeat until the receiver accepts or refuses the message, or the message is too old."""
         pause_s = self.first_pause_s
         while not (self._stopping.is_set() or time.monotonic() > until_s):
+            if not self.is_sure():
+                self._stopping.wait(_SURE_EVERY_S)
+                continue
             outcome = post(self.target, message)
             self._count(outcome.result)
             self._log(outcome)

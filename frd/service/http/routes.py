@@ -194,7 +194,14 @@ class _Api:
         self._past = Past(view)
 
     async def metrics(self, _: Request, *, of_findings: bool = False) -> Response:
-        text = await asyncio.to_thread(collector.render, self._view.state, of_findings=of_findings)
+        def render() -> bytes:
+            text = collector.render(view.exported(), of_findings=of_findings)
+            if view.is_sure:
+                return text  # otherwise the process may have paused while it was made
+            return collector.render(view.exported(), of_findings=of_findings)
+
+        view = self._view
+        text = await asyncio.to_thread(render)
         return Response(text, headers={"content-type": collector.CONTENT_TYPE})
 
     async def metrics_of_findings(self, request: Request) -> Response:

@@ -115,7 +115,8 @@ class Heard:
 
     json: Json
     cells: frozenset[int] = frozenset()
-    """The cells that it had when it answered."""
+    """The cells that it had when it answered, and that no other replica can have had."""
+    is_sure: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class Gathered:
     own: Heard
     others: Sequence[Heard] = ()
     incomplete: Sequence[str] = ()
-    """Replicas that did not answer."""
+    """Replicas that did not answer, or are not sure of what they have."""
     view: ClusterView = field(default_factory=ClusterView)
     job: str | None = None
     """Only this job."""

@@ -34,7 +34,7 @@ from frd.service.http.peers import merging
 from frd.service.http.peers.client import READ_S, NoAnswer, PeerClient
 from frd.service.http.peers.cut_off import CutOff
 from frd.service.http.peers.merging import Gathered, Heard
-from frd.service.http.peers.questions import CELLS_HEADER, Questions, Wanted
+from frd.service.http.peers.questions import CELLS_HEADER, UNSURE_HEADER, Questions, Wanted
 from frd.service.http.peers.relay import Relay, forwarded, is_forwarded
 from frd.service.view import ServiceView
 
@@ -183,13 +183,15 @@ class Peers:
         """`wanted` is called with a request that `handler` has answered."""
 
         async def answer(request: Request) -> Response:
-            cells = frozenset(self._cells())
+            cells = self._sure_cells()
             own = await handler(request)
             if is_forwarded(request):
-                return _with_cells(own, cells)
+                return self._with_cells(own, cells)
             of = wanted(request)
             heard, silent = await self._questions.ask(self._others(of.job), request, of)
             view = self._cluster()
+            if not self._view.is_sure:
+                silent.append(view.me)
 
             def merged() -> object:
                 said = Heard(merging.plain(bytes(own.body)), cells)
@@ -226,7 +228,7 @@ class Peers:
         async def answer(request: Request) -> Response:
             own = await handler(request)
             if is_forwarded(request) and self._cluster().connected:
-                return _with_cells(own, self._cells())
+                return self._with_cells(own, self._sure_cells())
             return own
 
         return answer
@@ -238,6 +240,16 @@ class Peers:
     ) -> None:
         """See `CutOff`."""
         await CutOff(self._client, view, self._cells, taken).run()
+
+    def _sure_cells(self) -> frozenset[int]:
+        """Those that no other replica can have."""
+        return frozenset(self._cells()) if self._view.is_sure else frozenset()
+
+    def _with_cells(self, answer: Response, cells: Collection[int]) -> Response:
+        answer.headers[CELLS_HEADER] = ",".join(map(str, sorted(cells)))
+        if not self._view.is_sure:
+            answer.headers[UNSURE_HEADER] = "1"
+        return answer
 
     # -- what this replica knows ---------------------------------------------------------------
 
@@ -268,8 +280,3 @@ def _patience_s(body: bytes) -> float:
     except (msgspec.DecodeError, UnicodeDecodeError):  # which the owner refuses
         return READ_S
     return min(max(asked_s, 0.0), MAX_DUMP_TIMEOUT_S) + _PATIENCE_S
-
-
-def _with_cells(answer: Response, cells: Collection[int]) -> Response:
-    answer.headers[CELLS_HEADER] = ",".join(map(str, sorted(cells)))
-    return answer

@@ -22,6 +22,9 @@ CELLS_HEADER: Final = "frd-cells"
 """Header of the answer to a forwarded request for a list: the cells whose jobs it has. Of the
 answer to one for readiness: the replica's cells, if the registry answers it."""
 
+UNSURE_HEADER: Final = "frd-unsure"
+"""Of such an answer, if another replica may have taken over what the replica has."""
+
 log = logging.getLogger(__name__)
 
 
@@ -54,8 +57,8 @@ class Questions:
         request: Request,
         wanted: Wanted,
     ) -> tuple[list[Heard], list[str]]:
-        """The answers that have arrived in time, and the names of replicas without one. Status 404
-        is an answer, with nothing in it."""
+        """The answers that have arrived in time, and the names of replicas without one, or that are
+        not sure of it. Status 404 is an answer, with nothing in it."""
         sent = asked(request, self._view().me, f"/api/v1/{wanted.target}")
 
         async def one(replica: Replica) -> Heard | NoAnswer | None:
@@ -63,7 +66,7 @@ class Questions:
                 if (answered := await self._client.ask(replica, sent)) is None:
                     return None
                 said = await asyncio.to_thread(merging.decode, answered.content, wanted.form)
-                return Heard(said, cells_in(answered))
+                return Heard(said, cells_in(answered), UNSURE_HEADER not in answered.headers)
             except NoAnswer as error:
                 return error
             except ValueError as error:
@@ -72,7 +75,7 @@ class Questions:
         answers = await asyncio.gather(*map(one, replicas))
         silent = []
         for replica, said in zip(replicas, answers, strict=True):
-            if isinstance(said, NoAnswer):
+            if isinstance(said, NoAnswer) or (said is not None and not said.is_sure):
                 silent.append(replica.name)
             self._heard(replica.name, str(said) if isinstance(said, NoAnswer) else "")
         return [said for said in answers if isinstance(said, Heard)], silent
