@@ -338,6 +338,7 @@ class Agent:
             sent_at_ns=real_ns,
             sent_raw_ns=raw_ns,
             metrics=self._metrics,
+            paced=True,
         )
 
     def _in_flight(self, job: str) -> Iterator[EntryColumns]:

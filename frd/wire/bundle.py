@@ -15,6 +15,9 @@ from frd.wire.fields import parse
 from frd.wire.limits import check_message
 from frd.wire.messages import MAX_BUNDLED, MAX_MESSAGE_BYTES
 
+_MOST_BYTES: Final = 65_536
+"""Of a bundle that is sent: a larger message costs much more than gRPC, and what the service does
+between two of its other tasks stays short."""
 _OVERHEAD: Final = 4
 """Bytes before a message, or a bundle: its tag, and a length below 2 MiB."""
 
@@ -33,12 +36,12 @@ _ALONE: Final = (
 
 
 def bundles(messages: Iterable[bytes]) -> Iterator[bytes]:
-    """The messages in their order, in as few as possible. One that comes alone stays as it is."""
+    """The messages in their order, the small ones together. One that comes alone stays as it is."""
     together: list[bytes] = []
     size = _OVERHEAD
     for message in messages:
         more = len(message) + _OVERHEAD
-        if len(together) == MAX_BUNDLED or size + more > MAX_MESSAGE_BYTES:
+        if len(together) == MAX_BUNDLED or size + more > _MOST_BYTES:
             yield from _as_one(together)
             together, size = [], _OVERHEAD
         together.append(message)

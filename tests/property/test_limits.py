@@ -206,7 +206,7 @@ class Agent:
 
     def sent(self) -> Iterator[AgentEvent]:
         self.dispatch.open(knows_nothing=True)
-        while events := self.dispatch.next(watermarks_due=True):
+        while events := self.dispatch.next(NOW):
             for event in events:
                 yield replace(event, sent_raw_ns=NOW) if isinstance(event, Watermarks) else event
 

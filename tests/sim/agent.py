@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 from frd.errors import ServiceUnavailable
 from frd.model import EntryColumns, NodeNs, NodeRawNs
+from frd.wire.bundle import bundles
 from frd.wire.clock import ClockHello, Ping, decode_pong, encode_clock
 from frd.wire.decode import decode_service
 from frd.wire.encode import encode_agent
@@ -23,6 +24,7 @@ from frd.wire.messages import (
     AgentEvent,
     Goodbye,
     Hello,
+    Pace,
     Redirect,
     Refusal,
     Request,
@@ -113,7 +115,6 @@ class SimAgent:
         """In a cluster."""
         self._instance = ""
         self._welcome = False
-        self._round_at = -S
         self._refusals = 0
         self._welcomed_at: int | None = None
         self._pong: tuple[int, NodeRawNs] | None = None
@@ -255,7 +256,7 @@ class SimAgent:
                 knows_nothing = event.instance != self._instance
                 self._instance = event.instance
                 self.dispatch.open(knows_nothing=knows_nothing)
-                self._round_at, self._welcome = -S, True
+                self._welcome = True
                 self._welcomed_at = self.kernel.now
                 if self.route is not None:
                     self.route.welcomed(event.next)
@@ -263,6 +264,8 @@ class SimAgent:
             case Ack():
                 self._refusals = 0
                 self.dispatch.ack(event.revisions)
+            case Pace():
+                self.dispatch.adopt(event, self.raw_ns())
             case Resync():
                 self.dispatch.resync()
             case Refusal():
@@ -309,25 +312,25 @@ class SimAgent:
         self.conn, self._welcome = None, False
         self.kernel.after(MS, self._connect)
 
-    def pump(self) -> None:
-        """Send pending messages, as far as the wire accepts them."""
+    def pump(self, *, hurry: bool = False) -> None:
+        """Send what is due, as far as the wire accepts it; `hurry`: everything is due."""
         if (conn := self.conn) is None or not self._welcome or self.is_stopped:
             return
-        while conn.up.bytes < self.limits.window_bytes:
-            round_ns = round(self.dispatch.round_s(self.raw_ns()) * 1e9)
-            due = self.kernel.now - self._round_at >= round_ns
-            events = self.dispatch.next(watermarks_due=due)
-            for event in events:
-                conn.up.send(encode_agent(self._stamped(event)))
-            if not events:
-                if due:
-                    self._round_at = self.kernel.now
-                break
+        messages = self._due(conn, hurry=hurry)
+        for data in bundles(messages) if self.dispatch.is_paced else messages:
+            conn.up.send(data)
         if self.dispatch.must_reopen:
             if self.route is not None:
                 self.route.again()
             conn.hang_up()
             self.lost()
+
+    def _due(self, conn: Conn, *, hurry: bool) -> Iterator[bytes]:
+        while conn.up.bytes < self.limits.window_bytes and (
+            events := self.dispatch.next(self.raw_ns(), hurry=hurry)
+        ):
+            for event in events:
+                yield encode_agent(self._stamped(event))
 
     def _stamped(self, event: AgentEvent) -> AgentEvent:
         return self._drawing_as_ever(lambda: self.clock.stamp(event))
@@ -335,8 +338,7 @@ class SimAgent:
     def say_goodbye(self) -> None:
         """SIGTERM: send the rest, and a goodbye."""
         if self.conn is not None and self._welcome:
-            self._round_at = -S
-            self.pump()
+            self.pump(hurry=True)
             self.conn.up.send(encode_agent(Goodbye("the agent stops")))
         self.is_stopped = True
 

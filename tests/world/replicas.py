@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 
 from frd.rpc import SERVER_OPTIONS, Context, collector, job_of
+from frd.wire.bundle import unbundled
 from frd.wire.decode import Decoder
 from frd.wire.encode import encode_service
 from frd.wire.messages import PROTOCOL, AgentEvent, Hello, Redirect, ServiceEvent, Welcome
@@ -31,6 +32,8 @@ class Replica:
         """Why it ends streams instead of a welcome."""
         self.streams: list[list[AgentEvent]] = []
         """The messages of each stream."""
+        self.bundled: list[list[int]] = []
+        """How many messages came as one, by stream."""
         self.jobs: list[str | None] = []
         self.welcomed: list[str | None] = []
         """The jobs of streams that were welcomed."""
@@ -59,10 +62,13 @@ class Replica:
         job = job_of(context.invocation_metadata())
         self.jobs.append(job)
         self.tokens.append(str(metadata.get("authorization", "")))
+        bundled = list[int]()
+        self.bundled.append(bundled)
         while isinstance(data := await context.read(), bytes):
-            event = decoder.decode(data)
-            events.append(event)
-            if not isinstance(event, Hello):
+            messages = [decoder.decode(one) for one in unbundled(data)]
+            events += messages
+            bundled.append(len(messages))
+            if not isinstance(messages[0], Hello):
                 continue
             elsewhere = self.owners.get(job or "", self.redirect_to)
             if elsewhere:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from enum import Enum, auto
 from itertools import islice
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
@@ -79,6 +80,15 @@ class _Latest(Generic[_K, _V]):
 
     def rewind(self) -> None:
         self.unsent = dict.fromkeys(self.values)
+
+
+class Wait(Enum):
+    """Whether an op is so slow that the service should soon get its end or its age."""
+
+    NO = auto()
+    NEW = auto()
+    OLD = auto()
+    """It has been so for long, or is a send or receive: they may be waited in for long."""
 
 
 class CurrentState:
@@ -221,11 +231,17 @@ class CurrentState:
         """The rank's last status was sent on the current stream."""
         return rank not in self._status.unsent
 
-    def someone_waits(self, now_ns: NodeRawNs) -> bool:
-        """True if a collective is slow enough that the service should soon get its end or its age,
-        and has not been slow for long."""
-        heads = (self._watermarks.values[pair].head_created_ns for pair in self._waiting)
-        return _SLOW_NS < now_ns - min(heads, default=now_ns) < _LONG_KNOWN_NS
+    def wait(self, now_ns: NodeRawNs, *, surely: bool) -> Wait:
+        """`surely`: only what was so slow when its rank was last seen, sends and receives included.
+        A rank that makes progress is seen every few seconds, and in some op each time."""
+        marks = self._watermarks.values
+        heads = [(rank, marks[rank, group].head_created_ns) for rank, group in self._waiting]
+        seen_ns = self._as_of.values if surely else {}
+        slow = [head for rank, head in heads if seen_ns.get(rank, now_ns) - head > _SLOW_NS]
+        if slow:
+            return Wait.NEW if now_ns - min(slow) < _LONG_KNOWN_NS else Wait.OLD
+        is_in_p2p = surely and any(map(_is_slow, self._channels.values.values()))
+        return Wait.OLD if is_in_p2p else Wait.NO
 
     @property
     def has_news(self) -> bool:
@@ -247,6 +263,11 @@ class CurrentState:
             seen_rank=np.array(seen, np.uint32),
             as_of_ns=np.array([self._as_of.values[rank] for rank in seen], np.int64),
         )
+
+
+def _is_slow(channels: ChannelColumns) -> bool:
+    heads = channels.head_created_ns
+    return bool(heads.size) and channels.as_of_ns - int(heads.min()) > _SLOW_NS
 
 
 def _oldest(channels: ChannelColumns, count: int) -> ChannelColumns:

@@ -56,6 +56,11 @@ class Outbox:
     def bytes(self) -> int:
         return self.rows * ROW_BYTES
 
+    @property
+    def has_unsent(self) -> bool:
+        """The current stream lacks some rows."""
+        return any(queue.sent < queue.recorded for queue in self._queues.values())
+
     def limit(self, max_bytes: int) -> None:
         """Another bound; the oldest rows beyond it are dropped."""
         self._max_rows = max(max_bytes // ROW_BYTES, 1)

@@ -26,11 +26,6 @@ class Reports:
     is_connected: Callable[[], bool]
     """The stream is up."""
 
-    @property
-    def has_news(self) -> bool:
-        """There is something to send that should not wait."""
-        return self.current.has_news or bool(self.outbox.rows)
-
     def forget(self, rank: int) -> None:
         self.current.forget(rank)
         self.outbox.forget(rank)

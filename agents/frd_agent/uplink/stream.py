@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,6 +23,7 @@ import grpc.aio
 
 from frd.errors import FrdError, ServiceUnavailable, WireError
 from frd.rpc import StreamCall
+from frd.wire.bundle import bundles
 from frd.wire.decode import decode_service
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (
@@ -30,6 +31,7 @@ from frd.wire.messages import (
     AgentEvent,
     Goodbye,
     Hello,
+    Pace,
     Redirect,
     Refusal,
     Request,
@@ -88,7 +90,6 @@ class Stream:
     """If connected. Only from then on does a stream last: a dead machine takes long to say no."""
     _instance: str = ""
     _refusals: int = 0
-    _round_at: float = 0.0
     _closing: bool = False
     _hang_up: bool = False
     _goodbye: str = ""
@@ -220,7 +221,6 @@ class Stream:
         self.dispatch.open(knows_nothing=knows_nothing)
         while not self._parts.empty():
             self._parts.get_nowait()  # answers to requests of a previous stream
-        self._round_at = 0.0
         self.connected, self._welcomed_at_s = True, time.monotonic()
         self.stats.streams += 1
         self._unreachable = False
@@ -246,6 +246,9 @@ class Stream:
                     self.dispatch.ack(event.revisions)
                 case Request():
                     self.on_request(event)
+                case Pace():
+                    self.dispatch.adopt(event, raw_now())
+                    self._wake.set()
                 case Resync():
                     log.info("%s: asks for a resync: %s", str(self), event.reason)
                     self.dispatch.resync()
@@ -258,20 +261,13 @@ class Stream:
                     raise ServiceUnavailable("it sent two welcomes")
 
     async def _write(self, call: StreamCall) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            now = time.monotonic()
-            round_s = self.dispatch.round_s(raw_now())
-            due = now - self._round_at >= round_s or self._closing
-            events = self.dispatch.next(watermarks_due=due)
-            if not events and not self._parts.empty():
-                events = self.dispatch.translate(self._parts.get_nowait())
-            for event in events:
-                await call.write(encode_agent(self.stamp(event)))
-            if events:
-                continue
-            if due:
-                self._round_at = now
-            if self._closing:
+            is_last = self._closing
+            messages = self._due(hurry=is_last)
+            for message in bundles(messages) if self.dispatch.is_paced else messages:
+                await call.write(message)
+            if is_last:
                 self._said_goodbye = True  # the service may end the stream during the write
                 await call.write(encode_agent(Goodbye(self._goodbye)))
                 await call.done_writing()
@@ -281,9 +277,22 @@ class Stream:
             if self.dispatch.must_reopen:
                 self._route.again()
                 raise _Planned("the stream has declared all it may: opening another")
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), round_s)
+            next_round = loop.call_later(
+                max(self.dispatch.round_in_ns(raw_now()), 0) / 1e9, self._wake.set
+            )
+            try:
+                await self._wake.wait()
+            finally:
+                next_round.cancel()
             self._wake.clear()
+
+    def _due(self, *, hurry: bool) -> Iterator[bytes]:
+        while events := self.dispatch.next(raw_now(), hurry=hurry) or self._answer_part():
+            for event in events:
+                yield encode_agent(self.stamp(event))
+
+    def _answer_part(self) -> list[AgentEvent]:
+        return [] if self._parts.empty() else self.dispatch.translate(self._parts.get_nowait())
 
     # -- errors --------------------------------------------------------------------------------
 

@@ -210,8 +210,9 @@ class Uplinks:
 
     def wake(self, *, always: bool = True) -> None:
         """Send what there is; with `always` false only if it should not wait."""
+        now_ns = self.time.now()
         for uplink in self:
-            if always or uplink.reports.has_news:
+            if always or uplink.dispatch.is_due(now_ns):
                 uplink.stream.wake()
 
     def redial(self, service: Endpoint) -> None:

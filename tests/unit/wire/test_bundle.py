@@ -6,6 +6,7 @@ import pytest
 
 from frd.errors import WireError
 from frd.v1 import stream_pb2 as pb
+from frd.wire.bundle import _MOST_BYTES as MOST_BYTES
 from frd.wire.bundle import bundles, unbundled
 from frd.wire.decode import Decoder
 from frd.wire.encode import encode_agent
@@ -26,20 +27,20 @@ def as_sent(*messages: bytes) -> bytes:
 def test_bundles_keep_order_and_limits() -> None:
     """Many small messages, large ones among them: few bundles, none too large, and all messages
     as they were."""
-    sizes = [*[10] * 200, MAX_MESSAGE_BYTES // 2, 9, MAX_MESSAGE_BYTES // 2, MAX_MESSAGE_BYTES - 40]
+    sizes = [*[10] * 200, 40_000, 9, 40_000, MAX_MESSAGE_BYTES - 40, 7, 8]
     messages = [part(size) for size in sizes]
     sent = list(bundles(messages))
     assert [one for data in sent for one in unbundled(data)] == messages
-    assert len(sent) == 6
-    assert max(map(len, sent)) <= MAX_MESSAGE_BYTES
+    assert [len(unbundled(data)) for data in sent] == [64, 64, 64, 10, 1, 1, 2]
+    assert max(len(data) for data in sent if len(unbundled(data)) > 1) <= MOST_BYTES
 
 
 def test_as_large_as_a_bundle_may_be() -> None:
     """Two messages that just fit are one, with one byte more they are two."""
-    half = 1 << 19
-    rest = MAX_MESSAGE_BYTES - len(as_sent(bytes(half), bytes(half - 40))) + half - 40
+    half = MOST_BYTES // 2
+    rest = MOST_BYTES - len(as_sent(bytes(half), bytes(half - 40))) + half - 40
     (whole,) = bundles([bytes(half), bytes(rest)])
-    assert len(whole) == MAX_MESSAGE_BYTES
+    assert len(whole) == MOST_BYTES
     assert len(list(bundles([bytes(half), bytes(rest + 1)]))) == 2
 
 

@@ -126,7 +126,7 @@ def test_a_rank_sends_its_phases_once_a_round(tmp_path: Path) -> None:
     def sent(*, due: bool) -> list[AgentEvent]:
         rank.poll(time.monotonic(), raw_now())
         events: list[AgentEvent] = []
-        while news := dispatch.next(watermarks_due=due):
+        while news := dispatch.next(NodeRawNs(0), hurry=due):
             events += news
         return events
 

@@ -8,7 +8,7 @@ from frd.model import NodeRawNs
 from frd.wire.messages import Statuses, Unreadable
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rows import channel_columns
-from frd_agent.uplink.current_state import CurrentState
+from frd_agent.uplink.current_state import CurrentState, Wait
 
 S = 1_000_000_000
 NOW = NodeRawNs(1_700_000_000 * S)
@@ -55,16 +55,29 @@ def test_a_message_tells_of_one_attempt() -> None:
     assert ranks == {0: [0, 2], 1: [1, 3]}
 
 
-@pytest.mark.parametrize(("since_s", "is_news"), [(0.5, False), (2, True), (61, False)])
-def test_a_wait_is_news_for_a_minute(since_s: float, is_news: bool) -> None:
-    """A rank that has only begun to wait, or has waited for long, is no news. Nor is one that is
-    done with what it waited in, and it hides no other one."""
+@pytest.mark.parametrize("surely", [False, True])
+@pytest.mark.parametrize(("since_s", "wait"), [(0.5, Wait.NO), (2, Wait.NEW), (61, Wait.OLD)])
+def test_a_wait_is_new_for_a_minute(since_s: float, wait: Wait, surely: bool) -> None:
+    """A rank that has only begun to wait does not count. Nor does one that is done with what it
+    waited in, and it hides no other one."""
     known = current()
     known.set_watermarks(0, 0, waiting(30))
     known.set_watermarks(0, 0, GroupWatermarks(7, -1, 7))
-    assert not known.someone_waits(NOW)
+    assert known.wait(NOW, surely=surely) is Wait.NO
     known.set_watermarks(2, 0, waiting(since_s))
-    assert known.someone_waits(NOW) is is_news
+    known.set_as_of(2, NOW)
+    assert known.wait(NOW, surely=surely) is wait
+
+
+def test_a_wait_is_sure_once_the_rank_was_seen_in_it_for_long() -> None:
+    """It was in an op when its ring was last read, and may be in another one by now."""
+    known = current()
+    known.set_watermarks(0, 0, waiting(5))
+    known.set_as_of(0, NodeRawNs(NOW - 4 * S))
+    assert known.wait(NOW, surely=False) is Wait.NEW
+    assert known.wait(NOW, surely=True) is Wait.NO
+    known.set_as_of(0, NodeRawNs(NOW - 3 * S))
+    assert known.wait(NOW, surely=True) is Wait.NEW
 
 
 def test_nothing_is_told_of_a_rank_that_is_forgotten() -> None:
@@ -74,7 +87,7 @@ def test_nothing_is_told_of_a_rank_that_is_forgotten() -> None:
     known.set_as_of(0, NOW)
     known.forget(0)
     assert known.next_watermarks() is None
-    assert not known.someone_waits(NOW)
+    assert known.wait(NOW, surely=False) is Wait.NO
 
 
 def test_what_may_not_be_read_is_sent_when_it_changes() -> None:

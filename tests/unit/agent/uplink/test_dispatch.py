@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations
 
@@ -36,6 +36,7 @@ from frd.wire.messages import (
     Hello,
     Leaving,
     MemoryEvents,
+    Pace,
     Statuses,
     Watermarks,
 )
@@ -52,6 +53,10 @@ from frd_agent.uplink.stream_indexes import StreamIndexes
 from tests.world.messages import entry_columns, p2p_ops
 
 NOW = NodeRawNs(1_700_000_000_000_000_000)
+
+
+def after(seconds: float) -> NodeRawNs:
+    return NodeRawNs(NOW + round(seconds * 1e9))
 
 
 class Agent:
@@ -102,10 +107,12 @@ class Service:
         self.decoder.decode(encode_agent(HELLO))
         self.heard: list[AgentEvent] = []
 
-    def listen(self, dispatch: Dispatch, *, watermarks_due: bool = True) -> list[AgentEvent]:
-        """All that the agent has to say, declarations aside."""
+    def listen(
+        self, dispatch: Dispatch, at_s: float = 0.0, *, hurry: bool = False
+    ) -> list[AgentEvent]:
+        """All that the agent has to say at this time, declarations aside."""
         heard: list[AgentEvent] = []
-        while events := dispatch.next(watermarks_due=watermarks_due):
+        while events := dispatch.next(after(at_s), hurry=hurry):
             heard += [self.decoder.decode(encode_agent(sent(event))) for event in events]
         self.heard += heard
         return [event for event in heard if not isinstance(event, Declare)]
@@ -142,7 +149,7 @@ def test_that_the_agent_leaves_comes_first_on_every_stream(agent: Agent, service
     """It was asked to stop while much waits: a kill may follow. The next stream says it again."""
     agent.outbox.record(agent.rows(0, 1, 2))
     agent.current.set_leaving(Leaving(2))
-    first, *_ = service.listen(agent.dispatch, watermarks_due=False)
+    first, *_ = service.listen(agent.dispatch)
     assert first == Statuses((), leaving=Leaving(2))
     assert service.listen(agent.dispatch) == []
     agent.dispatch.open(knows_nothing=False)
@@ -153,11 +160,11 @@ def test_watermarks_wait_for_their_round_but_not_behind_a_status(
     agent: Agent, service: Service
 ) -> None:
     """Nothing urgent: watermarks keep to their pace. A rank dies: all is sent immediately."""
+    service.listen(agent.dispatch)
     agent.current.set_as_of(agent.ranks[0], NOW)
-    assert service.listen(agent.dispatch, watermarks_due=False) == []
+    assert service.listen(agent.dispatch, 0.8) == []
     agent.current.set_status(RankStatus(agent.ranks[0], RankState.EXITED, NOW))
-    heard = service.listen(agent.dispatch, watermarks_due=False)
-    assert kinds(heard) == ["Watermarks", "Statuses"]
+    assert kinds(service.listen(agent.dispatch, 0.8)) == ["Watermarks", "Statuses"]
 
 
 def test_a_reconnect_resends_what_is_not_acknowledged_and_no_replay(agent: Agent) -> None:
@@ -327,10 +334,11 @@ def test_memory_is_sent_last_and_in_the_streams_indexes(agent: Agent, service: S
 
 def test_memory_waits_for_its_round_unless_it_jumped(agent: Agent, service: Service) -> None:
     """Ten samples a second are one message; a gigabyte more is sent immediately."""
+    service.listen(agent.dispatch)
     host_series(agent, 1 << 30, NOW)
-    assert service.listen(agent.dispatch, watermarks_due=False) == []
+    assert service.listen(agent.dispatch, 0.8) == []
     host_series(agent, 3 << 30, NOW + 100)
-    (batch,) = service.listen(agent.dispatch, watermarks_due=False)
+    (batch,) = service.listen(agent.dispatch, 0.8)
     assert isinstance(batch, MemoryColumns)
     assert batch.values.tolist() == [[1 << 30, 3 << 30]]
 
@@ -344,3 +352,101 @@ def test_an_error_of_memory_waits_for_nothing(agent: Agent, service: Service) ->
     heard = service.listen(agent.dispatch)
     assert kinds(heard) == ["EntryColumns", "MemoryEvents", "Watermarks", "MemoryColumns"]
     assert heard[1] == MemoryEvents((MemoryEvent(0, MemoryEventKind.OOM, NOW, "GPU-1", 9),))
+
+
+# -- the pace of the service ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def paced(agent: Agent, service: Service) -> Agent:
+    """On a stream whose service wants a round every two seconds; the last one was at 0."""
+    agent.dispatch.adopt(Pace(2_000), NOW)
+    service.listen(agent.dispatch)
+    return agent
+
+
+def move(agent: Agent, at_s: float, head_s: float | None = None) -> None:
+    """The first rank is seen at this time, in an op since `head_s` if it is in one."""
+    head_ns = 0 if head_s is None else after(head_s)
+    agent.current.set_watermarks(agent.ranks[0], agent.group, GroupWatermarks(7, -1, 6, head_ns))
+    agent.current.set_as_of(agent.ranks[0], after(at_s))
+
+
+def reports(agent: Agent, service: Service, times: Sequence[float]) -> list[float]:
+    """When watermarks of a rank that is seen all the time are sent."""
+    sent = []
+    for at_s in times:
+        agent.current.set_as_of(agent.ranks[0], after(at_s))
+        if service.listen(agent.dispatch, at_s):
+            sent.append(at_s)
+    return sent
+
+
+def tenths(first: int, last: int) -> list[float]:
+    return [number / 10 for number in range(first, last)]
+
+
+def test_a_healthy_job_is_reported_at_the_pace(paced: Agent, service: Service) -> None:
+    """Watermarks and samples of two seconds go together. A pace of nothing at all is bounded, and
+    the next stream may be to a service without one."""
+    host_series(paced, 1 << 30, NOW)
+    assert reports(paced, service, tenths(1, 65)) == [2.0, 4.0, 6.0]
+    sent = [kind for kind in kinds(service.heard) if kind != "Declare"]
+    assert sent == ["Watermarks", "MemoryColumns", "Watermarks", "Watermarks"]
+    paced.dispatch.adopt(Pace(0), after(6.4))
+    assert reports(paced, service, tenths(65, 90)) == [6.9, 7.8, 8.7]
+    paced.dispatch.open(knows_nothing=False)
+    assert not paced.dispatch.is_paced
+    assert reports(paced, Service(), tenths(90, 110)) == [9.0, 9.9, 10.8]
+
+
+def test_rows_wait_for_no_round(paced: Agent, service: Service) -> None:
+    """A dump shows new ops, of which one may be a mismatch: its rows go immediately, and what it
+    shows of the ranks with them. Samples go with rows if their round is half over."""
+    sent = []
+    for number, at_s in enumerate((0.5, 1.1, 1.2, 2.0)):
+        host_series(paced, 1 << 30, after(at_s))
+        paced.outbox.record(paced.rows(0, number))
+        move(paced, at_s)
+        assert paced.dispatch.is_due(after(at_s))
+        sent.append(kinds(service.listen(paced.dispatch, at_s)))
+        assert not paced.dispatch.is_due(after(at_s))
+    rows = ["EntryColumns", "Watermarks"]
+    assert sent == [rows, [*rows, "MemoryColumns"], rows, rows]
+    assert paced.dispatch.round_in_ns(after(2.0)) == 1_100_000_000
+
+
+def test_a_rank_that_is_known_to_wait_is_reported_immediately(
+    paced: Agent, service: Service
+) -> None:
+    """An op since 0.2 s: the report is due when the rank is seen in it at 1.3 s, not before. From
+    then on rounds are as without a pace: short at first, then every 0.9 s; and once the op has
+    ended they keep to the pace."""
+    move(paced, 1.0, head_s=0.2)
+    assert not paced.dispatch.is_due(after(1.9))
+    move(paced, 1.3, head_s=0.2)
+    assert reports(paced, service, tenths(13, 30)) == [1.3, 1.7, 2.1, 2.5, 2.9]
+    assert reports(paced, service, tenths(601, 630)) == [60.1, 61.0, 61.9, 62.8]
+    move(paced, 63.0)
+    assert reports(paced, service, tenths(630, 690)) == [64.8, 66.8, 68.8]
+
+
+def test_a_rank_that_waits_for_a_message_is_reported_immediately(
+    paced: Agent, service: Service
+) -> None:
+    """No collective is in flight; the receive is, for longer than a second when it is seen."""
+    ops = p2p_ops(paced.ranks[0], (paced.group, 1, False, 1, NOW))
+    paced.current.set_channels(replace(ops, as_of_ns=after(0.9)))
+    service.listen(paced.dispatch, 0.9)
+    assert not paced.dispatch.is_due(after(1.1))
+    paced.current.set_channels(replace(ops, as_of_ns=after(1.1)))
+    assert reports(paced, service, tenths(11, 40)) == [1.1, 2.0, 2.9, 3.8]
+
+
+def test_another_pace_keeps_the_phase_of_the_agent(paced: Agent, service: Service) -> None:
+    """All agents of a job get a shorter pace at the same moment, 1.5 s after this one's last
+    round: it reports when its round would have been by that pace, and others at other times."""
+    paced.dispatch.adopt(Pace(1_000), after(1.5))
+    assert reports(paced, service, tenths(15, 45)) == [2.0, 3.0, 4.0]
+    paced.dispatch.adopt(Pace(2_000), after(4.5))
+    assert reports(paced, service, tenths(45, 65)) == [6.0]

@@ -17,7 +17,7 @@ from grpc.aio import _call
 
 from frd.model import AttemptKey, EntryColumns, GroupInfo, NodeNs, NodeRawNs, RankInfo, Signature
 from frd.rpc import Context, StreamCall
-from frd.wire.messages import PROTOCOL, AgentEvent, Goodbye, Hello, Redirect
+from frd.wire.messages import PROTOCOL, AgentEvent, Goodbye, Hello, Pace, Redirect
 from frd_agent.counters import Counters
 from frd_agent.memory.samples import Samples
 from frd_agent.uplink import route as route_module
@@ -305,6 +305,35 @@ async def test_an_end_that_the_agent_plans_is_no_loss(
     lines = [one.getMessage() for one in caplog.records if why in one.getMessage()]
     assert len(lines) == 1
     assert not warnings(caplog)
+
+
+async def test_a_service_with_a_pace_gets_bundles() -> None:
+    """The rows of two ranks come as one message once the service has set a pace; one by one before,
+    and on the next stream."""
+    replica, most_together = Replica(), list[int]()
+    async with replicas.serving(replica), running(replica.address) as stream:
+        known, outbox = stream.dispatch.dictionary, stream.dispatch.outbox
+        attempt = known.attempt(AttemptKey("train", 0), 2)
+        ranks = [known.rank(attempt, RankInfo(i, 2, "node", "boot", 7 + i)) for i in (0, 1)]
+        known.group(attempt, GroupInfo("0", "default_pg", (0, 1)))
+        known.signature(Signature("gloo", "all_reduce"))
+
+        async def send(seq: int) -> None:
+            for rank in ranks:
+                outbox.record(entry_columns([seq], rank=rank, flags=1, created=10**18))
+            stream.wake()
+            await async_until(lambda: _seqs(replica.streams[-1])[-2:] == [seq, seq], "the rows")
+            most_together.append(max(replica.bundled[-1]))
+
+        await async_until(lambda: stream.connected, "the welcome")
+        await send(1)
+        await replica.send(Pace(2_000))
+        await async_until(lambda: stream.dispatch.is_paced, "the pace")
+        await send(2)
+        stream.redial(stream.service)
+        await async_until(lambda: len(replica.welcomed) == 2, "another stream")
+        await send(3)
+    assert most_together == [1, 2, 1]
 
 
 # -- keepalive ---------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from frd.wire.messages import PROTOCOL, Goodbye, Hello
 from frd_agent.counters import Counters
 from frd_agent.memory.samples import NodeSamples, Samples
 from frd_agent.memory.target import Reading
-from frd_agent.node_time import NodeTime
+from frd_agent.node_time import NodeTime, raw_now
 from frd_agent.uplink import stream_indexes
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.endpoint import Endpoint
@@ -196,7 +196,7 @@ async def test_a_full_stream_keeps_the_signatures_of_other_jobs() -> None:
             one.outbox.record(agent.rows(rank, [number], f"op {number}"))
         uplinks = {uplink.reports.job: uplink for uplink in agent.uplinks}
         dispatch = uplinks["a"].dispatch
-        while dispatch.next(watermarks_due=True):
+        while dispatch.next(raw_now(), hurry=True):
             pass
         one.outbox.clear()
         dispatch._indexes._signature_bytes = stream_indexes.MAX_SIGNATURE_BYTES
@@ -205,7 +205,7 @@ async def test_a_full_stream_keeps_the_signatures_of_other_jobs() -> None:
             "all_gather"
         ]
         two.outbox.record(agent.open["b"][0])
-        assert uplinks["b"].dispatch.next(watermarks_due=False)
+        assert uplinks["b"].dispatch.next(raw_now())
 
 
 def test_samples_go_to_their_job() -> None:
