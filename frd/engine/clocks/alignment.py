@@ -10,11 +10,12 @@ read again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from frd.model import AlignedNs, Int64s
+from frd.model import AlignedNs, Float64s, Int64s
 
 FAR_NS: Final = (1 << 62) - (1 << 56)
 """Times and offsets beyond this (the year 2113) are clipped to it: their sums fit into 64 bits."""
@@ -49,11 +50,7 @@ class Alignment(NamedTuple):
 
     def to_aligned(self, node_ns: Int64s) -> Int64s:
         """Node times on the service's clock; 0, which says unknown, stays 0."""
-        times = np.maximum(np.minimum(node_ns, FAR_NS), -FAR_NS)  # a third of what np.clip takes
-        aligned: Int64s = ((times - self.at_ns) * self.rate).astype(np.int64)
-        aligned += times + (self.aligned_ns - self.at_ns)
-        aligned[node_ns == 0] = 0
-        return aligned
+        return _along(node_ns, self.at_ns, self.aligned_ns, self.rate)
 
     def one_to_aligned(self, node_ns: int) -> AlignedNs:
         if not node_ns:
@@ -61,6 +58,25 @@ class Alignment(NamedTuple):
         time = max(min(node_ns, FAR_NS), -FAR_NS)
         offset = self.aligned_ns - self.at_ns
         return AlignedNs(time + offset + int((time - self.at_ns) * self.rate))
+
+
+def all_to_aligned(clocks: Sequence[Alignment], node_ns: Int64s) -> Int64s:
+    """The same for many nodes: (B, T), of which each row has its own alignment."""
+    at, aligned, rate = (
+        np.array(column)[:, None]
+        for column in zip(*[(one.at_ns, one.aligned_ns, one.rate) for one in clocks], strict=True)
+    )
+    return _along(node_ns, at, aligned, rate)
+
+
+def _along(
+    node_ns: Int64s, at: int | Int64s, aligned_at: int | Int64s, rate: float | Float64s
+) -> Int64s:
+    times = np.maximum(np.minimum(node_ns, FAR_NS), -FAR_NS)  # a third of what np.clip takes
+    aligned: Int64s = ((times - at) * rate).astype(np.int64)
+    aligned += times + (aligned_at - at)
+    aligned[node_ns == 0] = 0
+    return aligned
 
 
 def growth_ns(distance_ns: int, growth_ppm: float, rate: float) -> int:

@@ -10,12 +10,13 @@ right.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from itertools import count
 from typing import Final
 
 import numpy as np
 
+from frd.engine.clocks.alignment import Alignment
 from frd.engine.memory.coverage import Coverage
 from frd.engine.memory.decisions import Decisions
 from frd.engine.memory.incident import MemoryIncident
@@ -23,7 +24,7 @@ from frd.engine.memory.incidents import Incidents
 from frd.engine.memory.leaks import Leaks
 from frd.engine.memory.report import report
 from frd.engine.memory.rise import Failure
-from frd.engine.memory.walk.inbox import Inbox
+from frd.engine.memory.walk.inbox import ALIGNED, Batch, Inbox
 from frd.engine.memory.walk.levels import SECOND
 from frd.engine.memory.walk.rank_rise import RankRise
 from frd.engine.memory.walk.recent import BIN_NS
@@ -129,25 +130,24 @@ class Memory:
         tensors = series.kind[rows_nearby] == KINDS.index(SeriesKind.TORCH_ALLOCATED)
         series.watched[rows_nearby] = ~tensors | (len(kinds) == 1)
 
-    def observe(self, columns: MemoryColumns, now: AlignedNs) -> int:
-        """Samples of S series of one node at T moments; returns how many were refused.
+    def observe(
+        self,
+        columns: MemoryColumns,
+        now: AlignedNs,
+        *,
+        clock: Alignment = ALIGNED,
+        slack_ns: int = 0,
+        refused: Callable[[int], object] = int,
+    ) -> None:
+        """Samples of S series of one node at T moments.
 
-        `columns` has the engine's handles; its times are aligned and widened by the uncertainty of
-        the clock. Refused are values that are negative or absurd, and moments that do not rise or
-        are of the future. It only checks and keeps the samples; `advance` evaluates those of all
-        nodes together.
+        `columns` has the engine's handles, and times of `clock`, which aligns them with an
+        uncertainty of `slack_ns`. It only keeps them: `advance` evaluates those of all nodes
+        together, and refuses values that are negative or absurd, and moments that do not rise or
+        are of the future. `refused` gets their number.
         """
-        refused = 0
-        begin, end, values = columns.begin_ns, columns.end_ns, columns.values
-        if (ahead := begin > now + _AHEAD_NS).any():
-            refused = int((values[:, ahead] != -1).sum())
-            begin, end, values = begin[~ahead], end[~ahead], values[:, ~ahead]
-        row, capacity = columns.series.astype(np.int64), columns.capacity
-        if not (known := row >= 0).all():
-            row, capacity, values = row[known], capacity[known], values[known]
-        if not values.size:
-            return refused
-        return refused + self._inbox.put(MemoryColumns(row, capacity, begin, end, values))
+        if columns.values.size:
+            self._inbox.put(Batch(columns, clock, slack_ns, now + _AHEAD_NS, refused))
 
     def observe_table(self, columns: MemoryColumns) -> int:
         """The same for series of many nodes, each with its own moments: `begin_ns` and `end_ns` are

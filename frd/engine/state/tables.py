@@ -100,6 +100,16 @@ class GrowingColumns:
         return len(getattr(self, next(iter(self._fill))))
 
 
+def repeats(numbers: Int32s | Int64s) -> bool:
+    """Whether a number, of which none is negative, occurs more than once."""
+    if not len(numbers):
+        return False
+    order = np.arange(len(numbers))
+    last = np.empty(int(numbers.max()) + 1, np.int64)
+    last[numbers] = order
+    return not bool((last[numbers] == order).all())
+
+
 class RankTable(GrowingColumns):
     """One row per global rank up to the highest one declared."""
 

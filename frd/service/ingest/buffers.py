@@ -25,8 +25,8 @@ import numpy as np
 
 from frd.engine.attempt import Attempt
 from frd.engine.state.entry_batch import CheckedEntries
+from frd.engine.state.tables import repeats
 from frd.engine.state.watermarks import WatermarkRows
-from frd.model import Int32s
 
 MOST_ROWS: Final = 32_768
 """Entry rows that may wait, and, about, watermark rows of one call. Their columns fit into a
@@ -35,6 +35,7 @@ again."""
 Settled: TypeAlias = Callable[[bool], None]
 """Called with True when the message is applied; with False when the engine has failed on it."""
 _COLUMNS: Final = [column.name for column in fields(WatermarkRows)]
+_NUMBERS: Final = "pair", "seen_rank"
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +152,7 @@ def _joined(messages: list[WatermarkRows]) -> WatermarkRows:
 def _calls(messages: list[WatermarkRows]) -> list[list[WatermarkRows]]:
     """All messages in a few calls; each in its own if a pair or a rank occurs twice, because an
     agent has sent two messages since the last flush: the engine takes each once per call."""
-    if _repeats([m.pair for m in messages]) or _repeats([m.seen_rank for m in messages]):
+    if any(repeats(np.concatenate([getattr(m, name) for m in messages])) for name in _NUMBERS):
         return [[message] for message in messages]
     calls: list[list[WatermarkRows]] = []
     rows = MOST_ROWS
@@ -162,14 +163,3 @@ def _calls(messages: list[WatermarkRows]) -> list[list[WatermarkRows]]:
         calls[-1].append(message)
         rows += len(message.pair)
     return calls
-
-
-def _repeats(parts: list[Int32s]) -> bool:
-    """Whether a number occurs more than once."""
-    numbers = np.concatenate(parts)
-    if not len(numbers):
-        return False
-    order = np.arange(len(numbers))
-    last = np.empty(int(numbers.max()) + 1, np.int64)
-    last[numbers] = order
-    return not bool((last[numbers] == order).all())

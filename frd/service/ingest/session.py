@@ -360,17 +360,16 @@ class Session:
         attempt = self.declared.series[int(batch.series[0])]
         if (handles := attempt.handles) is None:
             return
-        begin, slack_ns = self.alignment.to_aligned(batch.begin_ns), self._slack_ns
         columns = MemoryColumns(
-            series=self.declared.series_handle.take(batch.series),
-            capacity=batch.capacity,
-            begin_ns=begin - slack_ns,
-            end_ns=begin + (batch.end_ns - batch.begin_ns + slack_ns),
-            values=batch.values,
+            self.declared.series_handle.take(batch.series),
+            *(batch.capacity, batch.begin_ns, batch.end_ns, batch.values),
         )
-        if refused := handles.attempt.memory.observe(columns, now):
-            why = "negative, more than there is, or out of order"
-            self._refused.append((SAMPLES, refused, why))
+        clock, slack_ns, refused = self.alignment, self._slack_ns, self._refuse_samples
+        memory = handles.attempt.memory
+        memory.observe(columns, now, clock=clock, slack_ns=slack_ns, refused=refused)
+
+    def _refuse_samples(self, count: int) -> None:
+        self._refused.append((SAMPLES, count, "negative, more than there is, or out of order"))
 
     def _memory_event(self, event: MemoryEvent, now: AlignedNs) -> None:
         rank = self.ranks[event.rank]

@@ -1,29 +1,47 @@
-"""Batches of samples for the series: checked on arrival, applied together.
+"""Batches of samples for the series: kept on arrival, then checked and applied together.
 
-Two thousand agents send a small batch each second. A batch is only checked when it arrives; later
-the batches of all agents are stacked and applied in a few passes over long columns.
+Every agent sends a small batch every second or two. Looked at one by one they cost more in calls
+than in work, so they wait until the engine advances; then those of equal length are stacked, and a
+few passes over long columns align, check and apply them. Only batches of which something is to be
+refused are looked at one by one.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from frd.engine.clocks.alignment import Alignment, all_to_aligned
 from frd.engine.memory.walk.recent import BIN_NS
 from frd.engine.memory.walk.series import Series
-from frd.engine.state.tables import GrowingColumns, column
-from frd.model import Bools, Int32s, Int64s, MemoryColumns
+from frd.engine.state.tables import GrowingColumns, column, repeats
+from frd.model import AlignedNs, Bools, Int64s, MemoryColumns
 
 MAX_BYTES: Final = 1 << 50
 """A larger value is refused."""
 _MAX_OF_CAPACITY: Final = 4
 """A value more than this many times its capacity is refused."""
-_highest = np.maximum.reduce
-_lowest = np.minimum.reduce
-"""Ufuncs themselves: most batches are small, and methods of arrays cost more than the work."""
 _MOST_WAITING: Final = 4_000_000
 """When more values wait, they are applied immediately."""
+_COLUMNS: Final = [one.name for one in fields(MemoryColumns)]
+ALIGNED: Final = Alignment("", AlignedNs(0), 0, 0, 0.0, 0)
+"""Of times that are aligned already."""
+
+
+class Batch(NamedTuple):
+    columns: MemoryColumns
+    """S series at the same T moments, in node times; a handle that is negative has no row."""
+    clock: Alignment
+    slack_ns: int
+    """Uncertainty of aligned times."""
+    latest: int
+    """Moments that begin later are refused."""
+    refused: Callable[[int], object]
+    """Is called with the number of samples that are refused, if there are any."""
 
 
 class Inbox(GrowingColumns):
@@ -31,48 +49,23 @@ class Inbox(GrowingColumns):
 
     _newest: Int64s = column(np.int64)
     """Begin of the last moment taken, by row."""
-    _turn: Int32s = column(np.int32)
-    """Batches of a row that wait."""
 
     def __init__(self, series: Series) -> None:
         super().__init__()
         self._series = series
-        self._waiting: dict[tuple[int, int], list[MemoryColumns]] = {}
-        """By turn, and number of moments."""
+        self._waiting: list[Batch] = []
         self._values = 0
 
     def forget(self, row: Int64s) -> None:
         self.reserve(self._series.count)
         self._newest[row] = 0
 
-    def put(self, columns: MemoryColumns) -> int:
-        """Samples of S series at the same T moments; returns how many are refused.
-
-        Moments that came before are passed over: after a reconnect an agent sends some again.
-        """
-        self.reserve(self._series.count)
-        refused = 0
-        row, capacity, values = columns.series, columns.capacity, columns.values
-        begin, end = columns.begin_ns, columns.end_ns
-        previous = int(_highest(self._newest.take(row)))
-        if not _is_rising(begin, end, previous):
-            good = _rising(begin, end, previous)
-            refused += int((values[:, ~good & (begin > previous)] != -1).sum())
-            begin, end, values = begin[good], end[good], values[:, good]
-            if not len(begin):
-                return refused
-        # Hardly any value is above the least capacity; those are looked at one by one.
-        is_odd = int(_lowest(values, axis=None)) < -1
-        if is_odd or int(_highest(values, axis=None)) > int(_lowest(capacity)):
-            bad = (values < -1) | (values > limits(capacity)[:, None])
-            refused += int(bad.sum())
-            values = np.where(bad, -1, values)
-            capacity = np.maximum(capacity, 0)
-        columns = _with_samples(MemoryColumns(row, capacity, begin, end, values))
-        if len(columns.series):
-            self._newest[columns.series] = begin[-1]
-            self._split(columns)
-        return refused
+    def put(self, batch: Batch) -> None:
+        """Moments that came before are passed over: after a reconnect an agent sends some again."""
+        self._waiting.append(batch)
+        self._values += batch.columns.values.size
+        if self._values > _MOST_WAITING:
+            self.flush()
 
     def put_table(self, columns: MemoryColumns) -> int:
         """Samples of S series, each with its own T times within two seconds: all (S, T).
@@ -94,75 +87,123 @@ class Inbox(GrowingColumns):
             self._series.apply(columns)
         return int(bad.sum())
 
-    def _split(self, columns: MemoryColumns) -> None:
-        """In pieces of one bin, each of them series with a sample."""
-        start, begin = 0, columns.begin_ns
-        while start < len(begin):
-            stop = int(begin.searchsorted(begin[start] + BIN_NS))
-            piece = _with_samples(
-                MemoryColumns(
-                    columns.series,
-                    columns.capacity,
-                    begin[start:stop],
-                    columns.end_ns[start:stop],
-                    columns.values[:, start:stop],
-                )
-            )
-            if len(piece.series):
-                turn = int(_highest(self._turn.take(columns.series)))
-                self._turn[columns.series] = turn + 1
-                self._waiting.setdefault((turn, stop - start), []).append(piece)
-            start = stop
-        self._values += columns.values.size
-        if self._values > _MOST_WAITING:
-            self.flush()
-
     def flush(self) -> None:
         """Apply all that waits."""
         if not self._waiting:
             return
-        for _, batches in sorted(self._waiting.items(), key=lambda item: item[0]):
-            counts = [len(batch.series) for batch in batches]
-            times = np.repeat(np.arange(len(batches)), counts)
-            series, capacity, values = (
-                np.concatenate([getattr(batch, name) for batch in batches])
-                for name in ("series", "capacity", "values")
-            )
-            begin = np.stack([batch.begin_ns for batch in batches])[times]
-            end = np.stack([batch.end_ns for batch in batches])[times]
-            self._series.apply(MemoryColumns(series, capacity, begin, end, values))
-        self._waiting.clear()
-        self._turn[:] = 0
-        self._values = 0
+        waiting, self._waiting, self._values = self._waiting, [], 0
+        self.reserve(self._series.count)
+        for batches in _in_turn(waiting):
+            self._take(batches)
+
+    def _take(self, batches: Sequence[Batch]) -> None:
+        """Batches of as many moments, each row at most once."""
+        all_columns = [batch.columns for batch in batches]
+        of = np.repeat(np.arange(len(batches)), [len(one.series) for one in all_columns])
+        row, capacity, values = (
+            np.concatenate([getattr(one, name) for one in all_columns])
+            for name in ("series", "capacity", "values")
+        )
+        if not (known := row >= 0).all():
+            of, row, capacity, values = of[known], row[known], capacity[known], values[known]
+        if not values.size:
+            return
+        row = row.astype(np.int64)
+        begin = np.stack([one.begin_ns for one in all_columns])
+        lasts = np.stack([one.end_ns for one in all_columns]) - begin
+        slack_ns = np.array([batch.slack_ns for batch in batches])[:, None]
+        begin = all_to_aligned([batch.clock for batch in batches], begin) - slack_ns
+        end = begin + lasts + 2 * slack_ns
+        previous, latest = np.zeros(len(batches), np.int64), np.array([b.latest for b in batches])
+        np.maximum.at(previous, of, self._newest[row])
+        is_good = begin[:, 0] > previous
+        is_good &= ((begin <= end) & (begin <= latest[:, None])).all(axis=1)
+        is_good &= (begin[:, 1:] > begin[:, :-1]).all(axis=1)
+        is_good[of[(values.min(axis=1) < -1) | (values.max(axis=1) > limits(capacity))]] = False
+        for at in np.flatnonzero(~is_good).tolist():
+            mine = of == at
+            one = MemoryColumns(row[mine], capacity[mine], begin[at], end[at], values[mine])
+            refused, one = _cleared(one, int(previous[at]), int(latest[at]))
+            if refused:
+                batches[at].refused(refused)
+            self._apply(one, np.zeros(len(one.series), np.int64))
+        if not is_good.all():
+            good = is_good[of]
+            of, row, capacity, values = of[good], row[good], capacity[good], values[good]
+        self._apply(MemoryColumns(row, capacity, begin, end, values), of)
+
+    def _apply(self, columns: MemoryColumns, of: Int64s) -> None:
+        """Samples that are good. Times are those of batches, and `of` is the batch of each row."""
+        begin, end = np.atleast_2d(columns.begin_ns, columns.end_ns)
+        one = MemoryColumns(columns.series, columns.capacity, begin[of], end[of], columns.values)
+        if not (one := _with_samples(one)).values.size:
+            return
+        self._newest[one.series] = one.begin_ns[:, -1]
+        pieces = [one]
+        while pieces:
+            one = pieces.pop(0)
+            stops = (one.begin_ns < one.begin_ns[:, :1] + BIN_NS).sum(axis=1)
+            for stop in np.unique(stops).tolist():
+                some = np.flatnonzero(stops == stop)
+                self._series.apply(_with_samples(_part(one, some, slice(stop))))
+                if stop < one.values.shape[1]:
+                    pieces.append(_part(one, some, slice(stop, None)))
 
 
-def _with_samples(columns: MemoryColumns) -> MemoryColumns:
-    """Only the series that have a sample; times may be those of all series, or of each."""
-    if int(_lowest(columns.values, axis=None)) >= 0:
-        return columns
-    has = (columns.values >= 0).any(axis=1)
+def _in_turn(batches: Sequence[Batch]) -> list[list[Batch]]:
+    """Batches of equal length together, but of one row in order."""
+    turns = Counter[int]()
+    found = defaultdict[tuple[int, int], list[Batch]](list)
+    series = np.concatenate([batch.columns.series for batch in batches])
+    is_once = not repeats(series[series >= 0])
+    for batch in batches:
+        turn = 0
+        if not is_once:
+            rows = batch.columns.series.tolist()
+            turn = max(turns[row] for row in rows)
+            turns.update(dict.fromkeys(rows, turn + 1))
+        found[turn, len(batch.columns.begin_ns)].append(batch)
+    return [found[key] for key in sorted(found)]
+
+
+def _cleared(columns: MemoryColumns, previous: int, latest: int) -> tuple[int, MemoryColumns]:
+    """How many samples are refused, and the others. `previous`: when the last moment began."""
+    capacity, values = columns.capacity, columns.values
     begin, end = columns.begin_ns, columns.end_ns
-    if begin.ndim > 1:
-        begin, end = begin[has], end[has]
-    return MemoryColumns(
-        columns.series[has], columns.capacity[has], begin, end, columns.values[has]
-    )
-
-
-def limits(capacity: Int64s) -> Int64s:
-    """The largest value that each series may have."""
-    known = np.minimum(capacity, MAX_BYTES) * _MAX_OF_CAPACITY
-    return np.where(capacity > 0, np.minimum(known, MAX_BYTES), MAX_BYTES)
-
-
-def _is_rising(begin: Int64s, end: Int64s, previous: int) -> bool:
-    """All moments do, see `_rising`."""
-    if begin.item(0) <= previous or int(_lowest(end - begin)) < 0:
-        return False
-    return len(begin) == 1 or int(_lowest(begin[1:] - begin[:-1])) > 0
+    ahead = begin > latest
+    refused = int((values[:, ahead] != -1).sum())
+    begin, end, values = begin[~ahead], end[~ahead], values[:, ~ahead]
+    good = _rising(begin, end, previous)
+    refused += int((values[:, ~good & (begin > previous)] != -1).sum())
+    begin, end, values = begin[good], end[good], values[:, good]
+    bad = (values < -1) | (values > limits(capacity)[:, None])
+    refused += int(bad.sum())
+    values, capacity = np.where(bad, -1, values), np.maximum(capacity, 0)
+    return refused, MemoryColumns(columns.series, capacity, begin, end, values)
 
 
 def _rising(begin: Int64s, end: Int64s, previous: int) -> Bools:
     """Moments that end after they begin, and begin after all before them."""
     highest = np.maximum.accumulate(np.concatenate(([previous], begin[:-1])))
     return (begin <= end) & (begin > highest)
+
+
+def _with_samples(columns: MemoryColumns) -> MemoryColumns:
+    """Only the series that have a sample."""
+    if not columns.values.size or int(columns.values.min()) >= 0:
+        return columns
+    return _part(columns, np.flatnonzero((columns.values >= 0).any(axis=1)), slice(None))
+
+
+def _part(columns: MemoryColumns, rows: Int64s, moments: slice) -> MemoryColumns:
+    """Of columns whose times are those of each series."""
+    if len(rows) < len(columns.series):
+        columns = MemoryColumns(*(getattr(columns, name)[rows] for name in _COLUMNS))
+    times = columns.begin_ns[:, moments], columns.end_ns[:, moments]
+    return MemoryColumns(columns.series, columns.capacity, *times, columns.values[:, moments])
+
+
+def limits(capacity: Int64s) -> Int64s:
+    """The largest value that each series may have."""
+    known = np.minimum(capacity, MAX_BYTES) * _MAX_OF_CAPACITY
+    return np.where(capacity > 0, np.minimum(known, MAX_BYTES), MAX_BYTES)
