@@ -142,12 +142,22 @@ class Heard:
                 self._breaks("acknowledged, not applied", what)
 
     def noticed(self, replica: SimReplica, key: str) -> None:
-        """People get a message. `key` is the id of the finding, and what has happened to it."""
+        """People get a message. `key` is the id of the finding, and what has happened to it.
+
+        A former owner sends what it still owes about versions that it has stored, because the next
+        one takes that as sent; but not after the message that the finding is closed.
+        """
         self.counts["notices"] += 1
-        if not self.is_owner(replica):
-            self._breaks("former owner, notice", f"{replica.process}: {key}")
+        id_, what = key.rsplit("-", 1)
         if key in self._noticed:
             self._breaks("noticed twice", key)
+        if f"{id_}-closed" in self._noticed:
+            self._breaks("notice after the end", f"{replica.process}: {key}")
+        if not self.is_owner(replica):
+            self.counts["notices of former owners"] += 1
+            stored = self._world.oracle.stored().get(id_)
+            if stored is None or (what == "closed") is not (stored.state is FindingState.CLOSED):
+                self._breaks("former owner, notice", f"{replica.process}: {key}")
         self._noticed.add(key)
 
     def scraped(self, replica: SimReplica) -> set[str]:

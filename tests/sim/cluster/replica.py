@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -30,7 +31,8 @@ from frd.service.findings.notifier import Notifier
 from frd.service.ingest.collector import ACK_EVERY_S, Ingest
 from frd.service.ingest.streams import Stream
 from frd.service.metrics.collector import render
-from frd.service.state import ServiceState
+from frd.service.state import ClusterState, ServiceState
+from frd.service.view import ServiceView
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore, Owed
 from tests.sim.cluster.heard import Process
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 _CLOCKS_EVERY_S: Final = 0.5
 _GRACE_S: Final = 1.0
+_SURE_EVERY_S: Final = 0.5
 
 
 class SimReplica:
@@ -84,8 +87,7 @@ class SimReplica:
 
     def metrics(self) -> str:
         """What a scrape gets now."""
-        state: ServiceState = self.cells.state
-        return render(state, of_findings=True).decode()
+        return render(self._view.exported(), of_findings=True).decode()
 
     def acknowledged(self, session: str, revisions: dict[int, int]) -> None:
         """An agent is sent an acknowledgement."""
@@ -147,19 +149,23 @@ class SimReplica:
             clock=self.loop.time,
             wall=lambda: self._host.real(world.kernel.now) / 1e9,
         )
-        self._notifier = Notifier((), str, now=self.now.utc)
+        self._notifier = Notifier((), str, now=self.now.utc, is_sure=self._is_sure)
         self._notifier._senders = [cast(Any, _Sender(self))]
+        dumps = DumpStore(folder / "dumps", max_count=1, max_bytes=1)
         common = Common(
             config=lambda: config,
             now=self.now,
             clocks=self._clocks,
-            dumps=DumpStore(folder / "dumps", max_count=1, max_bytes=1),
+            dumps=dumps,
             stream_ids=itertools.count(1),
             published=self._published,
             prepare=self._notifier.prepare,
-            is_sure=lambda: self.lease.is_sure,
+            is_sure=self._is_sure,
         )
         self.cells = _WatchedCells(self)
+        no_timelines = cast(Any, None)
+        of_stores = self.store, dumps
+        self._view = ServiceView(self.cells, *of_stores, self.now, no_timelines, common.silences)
         self._notifier.is_asking = self.cells.is_asking
         homes = LateHomes()
         self.ingest = Ingest(homes, Admission(None, 1_000), stream_bytes_per_s=1 << 30)
@@ -222,6 +228,20 @@ class SimReplica:
 
         return on_all
 
+    def _is_sure(self) -> bool:
+        return self.lease.is_sure
+
+    def _completed(self, state: ServiceState) -> ServiceState:
+        return replace(state, cluster=ClusterState(self.lease.view, {}))
+
+    def _dropped(self, number: int, cell: Cell) -> None:
+        """As in `App`."""
+        self._notifier.forget(
+            cell.state.open_findings(),
+            lambda finding: self.cells.number_of(finding.job) == number,
+            cell.evaluator.unsaved,
+        )
+
     def _published(self, events: Sequence[FindingEvent]) -> None:
         if events:
             self.cells.refresh()
@@ -235,8 +255,9 @@ class _WatchedCells(Cells):
     def __init__(self, replica: SimReplica) -> None:
         super().__init__(
             is_cluster=True,
-            complete=lambda state: state,
-            dropped=replica._notifier.forget,
+            complete=replica._completed,
+            dropped=replica._dropped,
+            is_sure=replica._is_sure,
         )
         self._replica = replica
 
@@ -305,5 +326,9 @@ class _Sender:
         self._replica = replica
 
     def put(self, message: Owed) -> None:
-        self._replica._world.heard.noticed(self._replica, message.key)
-        self._replica._notifier._settle(message)
+        replica = self._replica
+        if replica.lease.is_sure:
+            replica._world.heard.noticed(replica, message.key)
+            replica._notifier._settle(message)
+        else:
+            replica.loop.call_later(_SURE_EVERY_S, self.put, message)
