@@ -1,9 +1,10 @@
-"""Several replicas of the service as one: which replica owns which jobs, and their common log.
+"""Several replicas of the service as one: which replica owns which jobs, and what it leaves to the
+next owner.
 
 Jobs are hashed into a fixed number of *cells* (`cells`). A cell is owned by one replica at a time:
-`lease` says by which one, from heartbeats and compare-and-set claims in a `registry`. Safety does
-not depend on it: only the `log` of a cell decides who may write, because a new owner fences it.
-`nats` implements registry and log on NATS JetStream. Without the section ``[cluster]`` of the
+`lease` says by which one, from heartbeats and compare-and-set claims in a `registry`. The claim is
+the fence: every value that an owner keeps for the next one (`cluster.CellStore`) names it. `nats`
+implements both on NATS JetStream. Without the section ``[cluster]`` of the
 configuration nothing here is used, and NATS need not be installed.
 """
 

@@ -5,41 +5,29 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 from uuid import uuid4
 
 import pytest
 
-from frd.cluster.cluster import CellStore, FindingStore
-from frd.cluster.log import Bundle, FencedLog
+from frd.cluster.cluster import CellStore
 from frd.cluster.registry import Registry
 from tests.world.fake_cluster import (
     FakeCells,
-    FakeFindings,
     FakeKeys,
-    FakeLog,
     FakeRegistry,
-    FakeStream,
     Faults,
     Loss,
 )
-from tests.world.nats_clients import NatsClient, nats_client, options_for
+from tests.world.nats_clients import nats_client, options_for
 from tests.world.nats_servers import NatsServers, nats_servers
-
-
-class NewLog(Protocol):
-    def __call__(self, losses: list[Loss] = ..., patience_s: float = ...) -> FencedLog:
-        """An owner's access to the log; `losses` happen to its next writes, one by one."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
     """What one replica uses of empty streams that the clients of a test share."""
 
-    new_log: NewLog
     registry: Registry
-    findings: FindingStore
     new_values: Callable[[list[Loss]], CellStore]
     """An owner's access to the values of cells; the losses happen to its next writes, one by
     one."""
@@ -58,19 +46,11 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServers]:
 
 @asynccontextmanager
 async def fake_clients(count: int) -> AsyncIterator[list[Client]]:
-    stream, keys, findings = FakeStream(), FakeKeys(), FakeKeys()
+    keys = FakeKeys()
 
     def client() -> Client:
-        faults = Faults()
-
-        def new_log(losses: list[Loss] | None = None, patience_s: float = 10.0) -> FencedLog:
-            return FakeLog(stream, Faults(losses=[] if losses is None else losses), patience_s)
-
         return Client(
-            new_log,
-            FakeRegistry(keys, faults),
-            FakeFindings(findings, faults),
-            lambda losses: FakeCells(keys, Faults(losses=losses)),
+            FakeRegistry(keys, Faults()), lambda losses: FakeCells(keys, Faults(losses=losses))
         )
 
     yield [client() for _ in range(count)]
@@ -88,22 +68,9 @@ def world(request: pytest.FixtureRequest) -> World:
             others = [nats_client(options) for _ in range(count - 1)]
             opened = [first, *[await other.__aenter__() for other in others]]
             try:
-                yield [Client(_new_log(c), c.registry, c.findings, c.values) for c in opened]
+                yield [Client(c.registry, c.values) for c in opened]
             finally:
                 for other in others:
                     await other.__aexit__(None, None, None)
 
     return clients
-
-
-def _new_log(client: NatsClient) -> NewLog:
-    def new_log(losses: list[Loss] | None = None, patience_s: float = 10.0) -> FencedLog:
-        return client.log(7, patience_s, losses)
-
-    return new_log
-
-
-async def contents(log: FencedLog) -> list[Bundle]:
-    """All bundles that the log has."""
-    first, last = await log.bounds()
-    return [bundle async for bundle in log.read(first, last)]

@@ -101,7 +101,7 @@ async def test_credentials_of_an_operator(trusted: tuple[str, Path, Path]) -> No
     url, good, bad = trusted
     options = ClusterOptions((url,), "frd", replicas=1, credentials_file=good)
     cluster = await connect(options, "a", "h:1", "http://h:2", "1")
-    assert (await cluster.log(3).take("a")) == 1
+    assert await cluster.keys.put("c.03", b"a", 0) == 2
     await cluster.close()
     refused = ClusterOptions((url,), "frd", replicas=1, credentials_file=bad)
     with pytest.raises(ClusterError) as caught:

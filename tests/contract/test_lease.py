@@ -11,7 +11,7 @@ from tests.world.lease_run import (
     frozen_owner,
     killed_leader,
     killed_owner_and_leader,
-    stale_records,
+    stale_values,
     three_replicas,
 )
 from tests.world.nats_clients import nats_client, options_for
@@ -27,9 +27,9 @@ pytestmark = [pytest.mark.nats, pytest.mark.xdist_group("fleet")]
 
 async def test_servers_and_owners_fail(servers: NatsServers, tmp_path: Path) -> None:
     """The server that leads the registry is killed: nothing moves. An owner is stopped for 8 s and
-    continues: others own its cells some seconds after it stopped, and its logs refuse it as soon as
-    it continues. An owner and the leader are killed together: others own its cells after an
-    election. No stale record is stored meanwhile."""
+    continues: others own its cells some seconds after it stopped, and its writes are refused as soon
+    as it continues. An owner and the leader are killed together: others own its cells after an
+    election. No stale value is stored meanwhile."""
     with three_replicas(servers, f"l{uuid4().hex[:8]}", tmp_path) as replicas:
         try:
             assert killed_leader(replicas) == 0
@@ -40,8 +40,8 @@ async def test_servers_and_owners_fail(servers: NatsServers, tmp_path: Path) -> 
             assert fenced <= FENCED_S
             moved = killed_owner_and_leader(replicas, replicas.busiest())
             assert moved <= BOTH_S
-            servers.heal()  # a log may be without a leader, as its server is dead
+            servers.heal()
             async with nats_client(options_for(servers, replicas.name)) as client:
-                assert await stale_records(client) == 0
+                assert await stale_values(client) == 0
         finally:
             servers.heal()

@@ -1,17 +1,11 @@
-"""Registry and findings: compare-and-set, and what readers see."""
+"""The registry: compare-and-set, and what readers see."""
 
 from __future__ import annotations
 
-import asyncio
-from uuid import uuid4
-
 import pytest
 
-from frd.cluster.cluster import StoredFinding
 from frd.cluster.registry import Conflict
 from tests.contract.conftest import World
-from tests.world.nats_clients import nats_client, options_for
-from tests.world.nats_servers import NatsServers
 
 pytestmark = pytest.mark.xdist_group("nats")
 
@@ -62,50 +56,3 @@ async def test_a_key_is_deleted_at_one_revision(world: World) -> None:
         with pytest.raises(Conflict):
             await one.registry.put("r.a", b"3", last)
         assert await one.registry.put("r.a", b"3", 0) > last
-
-
-async def test_findings_of_a_cell(world: World) -> None:
-    """A successor reads the last version of every finding of its cell, and of no other."""
-    async with world(2) as (one, two):
-        first = await one.findings.put(7, "a", b"1", 0)
-        await one.findings.put(8, "b", b"2", 0)
-        third = await one.findings.put(7, "c", b"3", 0)
-        newer = await one.findings.put(7, "a", b"4", first)
-        with pytest.raises(Conflict):
-            await two.findings.put(7, "a", b"5", first)
-        assert await two.findings.of_cell(7) == [
-            StoredFinding(7, "c", b"3", third),
-            StoredFinding(7, "a", b"4", newer),
-        ]
-        assert not await two.findings.of_cell(9)
-
-
-async def test_a_copy_follows(world: World) -> None:
-    """A replica copies the findings that exist and then each new version, in order."""
-    async with world(2) as (one, two):
-        revision = await one.findings.put(7, "a", b"1", 0)
-        tail = two.findings.tail()
-        assert (await anext(tail)).data == b"1"
-        for n in range(5):
-            revision = await one.findings.put(7, "a", b"again %d" % n, revision)
-            found = await asyncio.wait_for(anext(tail), 10)
-            assert found == StoredFinding(7, "a", b"again %d" % n, revision)
-        await tail.aclose()  # type: ignore[attr-defined]
-        later = two.findings.tail(revision)
-        await one.findings.put(8, "b", b"new", 0)
-        assert (await asyncio.wait_for(anext(later), 10)).id == "b"
-        await later.aclose()  # type: ignore[attr-defined]
-
-
-@pytest.mark.nats
-async def test_a_foreign_message_among_findings(servers: NatsServers) -> None:
-    """Somebody publishes below the subject of the findings: readers pass over it."""
-    options = options_for(servers, f"t{uuid4().hex[:8]}")
-    async with nats_client(options) as client:
-        subject = f"{options.name}.f.note"
-        await client.thread.call(client.connection.publish(subject, b"hello", {}))
-        revision = await client.findings.put(7, "a", b"1", 0)
-        tail = client.findings.tail()
-        found = await asyncio.wait_for(anext(tail), 10)
-        assert found == StoredFinding(7, "a", b"1", revision)
-        await tail.aclose()  # type: ignore[attr-defined]

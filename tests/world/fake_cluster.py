@@ -1,4 +1,4 @@
-"""Log, registry and findings of a cluster in memory, with faults of the servers.
+"""Registry and values of a cluster in memory, with faults of the servers.
 
 They follow the contract that `tests/contract` checks against real NATS servers. Every request may
 be delayed, have no leader, or lose its answer after it was done. Time is the event loop's, which a
@@ -11,10 +11,9 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
-from frd.cluster.cluster import STATE, CellValue, StoredFinding, Superseded
-from frd.cluster.log import MAX_BUNDLE_BYTES, Bounds, Bundle, Fenced, LogLost, LogUnavailable
+from frd.cluster.cluster import STATE, CellValue, Superseded
 from frd.cluster.registry import Conflict, Entry, RegistryUnavailable
 
 Loss: TypeAlias = Literal["request", "answer"]
@@ -83,168 +82,6 @@ class Faults:
             raise NoAnswer
 
 
-class Stored(NamedTuple):
-    epoch: int
-    """0: a fence."""
-    writer: object
-    data: bytes
-    at: float
-    """Time of the event loop."""
-
-
-class FakeStream:
-    """The log of one cell, as the servers hold it."""
-
-    def __init__(self) -> None:
-        self.first = 1
-        self.messages: list[Stored] = []
-
-    @property
-    def last(self) -> int:
-        return self.first + len(self.messages) - 1
-
-    def get(self, number: int) -> Stored | None:
-        if self.first <= number <= self.last:
-            return self.messages[number - self.first]
-        return None
-
-    def lose_after(self, last: int) -> None:
-        """The servers lose all messages above `last`."""
-        del self.messages[max(0, last + 1 - self.first) :]
-
-
-class FakeLog:
-    """Implements `frd.cluster.log.FencedLog`: one owner's view of the stream."""
-
-    def __init__(self, stream: FakeStream, faults: Faults, patience_s: float = 10.0) -> None:
-        self._stream = stream
-        self._faults = faults
-        self._patience_s = patience_s
-        self._epoch = 0
-        self._last = 0
-        self._taker: object = None
-        self._takers: list[object] = []
-
-    async def take(self, owner: str) -> int:
-        deadline = self._deadline()
-        self._epoch = 0
-        self._takers.clear()
-        while True:
-            await self._ask(deadline)
-            try:
-                return await self._fence(owner, deadline)
-            except (Fenced, LogLost):
-                await self._pause(deadline)
-
-    async def retake(self, owner: str) -> int:
-        deadline = self._deadline()
-        self._epoch = 0
-        while True:
-            await self._ask(deadline)
-            end = self._stream.get(self._stream.last)
-            if end is not None and end.writer not in self._takers:
-                raise Fenced("taken by another owner after a loss")
-            try:
-                return await self._fence(owner, deadline)
-            except LogLost:
-                await self._pause(deadline)
-
-    async def _fence(self, owner: str, deadline: float) -> int:
-        self._taker = object()
-        self._takers.append(self._taker)
-        self._last = self._stream.last
-        self._epoch = await self._store(owner.encode(), deadline)
-        return self._epoch
-
-    async def append(self, data: bytes) -> int:
-        if len(data) > MAX_BUNDLE_BYTES:
-            raise ValueError(f"bundle: {len(data)} bytes: at most {MAX_BUNDLE_BYTES}")
-        if not self._epoch:
-            raise Fenced("not taken")
-        try:
-            return await self._store(data, self._deadline())
-        except (Fenced, LogLost):
-            self._epoch = 0
-            raise
-
-    async def _store(self, data: bytes, deadline: float) -> int:
-        message = Stored(self._epoch, self._taker, data, asyncio.get_running_loop().time())
-        while True:
-            try:
-                await self._faults.before()
-                number = self._publish(message)
-                await self._faults.after()
-                self._last = number
-                return number
-            except NoAnswer:
-                await self._pause(deadline)
-
-    async def bounds(self) -> Bounds:
-        await self._ask()
-        return Bounds(self._stream.first, self._stream.last)
-
-    async def read(self, first: int, last: int) -> AsyncIterator[Bundle]:
-        writer: object = None
-        for number in range(first, last + 1):
-            if number % 16 == first % 16:
-                await self._ask()
-            if (stored := self._stream.get(number)) is None:
-                continue
-            if not stored.epoch:
-                writer = stored.writer
-            elif writer in (None, stored.writer):
-                yield Bundle(number, stored.epoch, stored.data)
-
-    async def trim(self, before: int, *, max_bytes: int, max_age_s: float = 0.0) -> bool:
-        await self._ask()
-        stream, gone = self._stream, 0
-        since = asyncio.get_running_loop().time() - max_age_s if max_age_s else -1.0
-        size = sum(len(message.data) for message in stream.messages)
-        for message in stream.messages[: max(0, before - stream.first)]:
-            if size <= max_bytes and message.at >= since:
-                break
-            size -= len(message.data)
-            gone += 1
-        del stream.messages[:gone]
-        stream.first += gone
-        return gone > 0
-
-    def _publish(self, message: Stored) -> int:
-        """What the server does, and how `JetStreamLog` understands a refusal."""
-        stream = self._stream
-        if stream.last == self._last:
-            stream.messages.append(message)
-            return stream.last
-        after = stream.get(self._last + 1)
-        if after is not None and after.writer is self._taker:
-            if (after.epoch, after.data) == (message.epoch, message.data):
-                return self._last + 1  # an earlier attempt was stored
-            self._last += 1
-            return self._publish(message)
-        if stream.last > self._last:
-            raise Fenced("taken by another owner")
-        end = stream.get(stream.last)
-        if end is None or end.writer in self._takers:
-            raise LogLost("ends too early")
-        raise Fenced("taken by another owner after a loss")
-
-    async def _ask(self, deadline: float | None = None) -> None:
-        deadline = self._deadline() if deadline is None else deadline
-        while True:
-            try:
-                return await self._faults.before()
-            except NoAnswer:
-                await self._pause(deadline)
-
-    def _deadline(self) -> float:
-        return asyncio.get_running_loop().time() + self._patience_s
-
-    async def _pause(self, deadline: float) -> None:
-        if asyncio.get_running_loop().time() >= deadline:
-            raise LogUnavailable("no answer")
-        await asyncio.sleep(0.1)
-
-
 class FakeKeys:
     """Values by key with revisions, as the servers hold them."""
 
@@ -311,36 +148,6 @@ class FakeRegistry:
 
     async def delete(self, key: str, revision: int) -> None:
         await self._keys.delete(self._faults, key, revision)
-
-
-class FakeFindings:
-    """Implements `frd.cluster.cluster.FindingStore`; keys are ``<nn>.<id>``."""
-
-    def __init__(self, keys: FakeKeys, faults: Faults) -> None:
-        self._keys = keys
-        self._faults = faults
-
-    async def put(self, cell: int, id: str, data: bytes, revision: int) -> int:
-        return await self._keys.put(self._faults, f"{cell:02}.{id}", data, revision)
-
-    async def of_cell(self, cell: int) -> Sequence[StoredFinding]:
-        await _answered(self._faults)
-        return [finding for finding in self._since(0) if finding.cell == cell]
-
-    async def tail(self, revision: int = 0) -> AsyncIterator[StoredFinding]:
-        while True:
-            for finding in self._since(revision):
-                revision = finding.revision
-                yield finding
-            await asyncio.sleep(0.05)
-
-    def _since(self, revision: int) -> Sequence[StoredFinding]:
-        found = [
-            StoredFinding(int(key[:2]), key[3:], entry.value, entry.revision)
-            for key, entry in self._keys.entries.items()
-            if entry.revision > revision
-        ]
-        return sorted(found, key=lambda finding: finding.revision)
 
 
 class FakeCells:

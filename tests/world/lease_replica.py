@@ -1,7 +1,6 @@
 """lease_replica SERVERS NAME MEMBER: a replica with nothing but its cells, as a process.
 
-It takes the log of each cell that it gains, appends its name every two seconds, and prints what
-happens, one JSON object a line: {"at": CLOCK_MONOTONIC, "what": ..., "cell": ...}.
+It stores its name in each cell that it gains, every two seconds, and prints what happens, one JSON object a line: {"at": CLOCK_MONOTONIC, "what": ..., "cell": ...}.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from frd.cluster.cluster import Cluster
-from frd.cluster.log import Fenced, LogLost, LogUnavailable
+from frd.cluster.cluster import STATE, Cluster, Superseded
 from frd.cluster.nats import connect
+from frd.cluster.registry import RegistryUnavailable
 from frd.config import ClusterOptions
 
-APPEND_S = 2.0
+STORE_S = 2.0
 
 
 class Replica:
@@ -30,11 +29,11 @@ class Replica:
 
     def gained(self, cell: int, claim: int, why: str) -> None:
         say("gained", cell)
-        self._tasks[cell] = asyncio.create_task(self._own(cell))
+        self._tasks[cell] = asyncio.create_task(self._own(cell, claim))
 
     def lost(self, cell: int) -> None:
         say("lost", cell)
-        # The appends go on: the fence alone must stop them.
+        # The writes go on: the claim alone must stop them.
 
     def drain(self, cell: int, successor: str) -> None:
         say("drained", cell)
@@ -46,26 +45,21 @@ class Replica:
             self._cluster.lease.ticked()
             await asyncio.sleep(0.25)
 
-    async def _own(self, cell: int) -> None:
-        log = self._cluster.log(cell)
-        while True:
-            try:
-                await log.take(self._member)
-                break
-            except LogUnavailable:
-                pass
+    async def _own(self, cell: int, claim: int) -> None:
+        values = self._cluster.values
+        await values.of_cell(cell)
         say("owned", cell)
         self._cluster.lease.owned(cell)
         while True:
             try:
-                await log.append(self._member.encode())
-            except LogUnavailable:
+                await values.put(cell, claim, STATE, self._member.encode())
+            except RegistryUnavailable:
                 continue
-            except (Fenced, LogLost):
+            except Superseded:
                 say("fenced", cell)
                 self._cluster.lease.give_up(cell)
                 return
-            await asyncio.sleep(APPEND_S)
+            await asyncio.sleep(STORE_S)
 
     async def _drain(self, cell: int) -> None:
         self._tasks.pop(cell).cancel()

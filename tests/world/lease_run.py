@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from frd.cluster.cells import CELLS
-from frd.cluster.log import FencedLog
+from frd.cluster.registry import claim_of
 from tests.world.daemons import end, freeze, start, until
 from tests.world.nats_clients import NatsClient
 from tests.world.nats_servers import NatsServers
@@ -123,7 +123,7 @@ def killed_owner(replicas: Replicas, member: str) -> float:
 
 def frozen_owner(replicas: Replicas, member: str) -> tuple[float, float]:
     """Stop one for 8 s; seconds until the others own all its cells, and from its continuation until
-    all its logs have refused it."""
+    all its writes are refused."""
     cells = replicas.cells(member)
     began = time.monotonic()
     replicas.freeze(member)
@@ -156,13 +156,12 @@ def killed_owner_and_leader(replicas: Replicas, member: str) -> float:
     return killed_owner(replicas, member)
 
 
-async def stale_records(client: NatsClient) -> int:
-    """Bundles in any log that an earlier owner appended after a fence."""
-    stale = 0
+async def stale_values(client: NatsClient) -> int:
+    """Values after the last claim of their cell that its owner has not written."""
+    stale, values = 0, client.values()
     for cell in range(CELLS):
-        log: FencedLog = client.log(cell)
-        first, last = await log.bounds()
-        readable = {bundle.number async for bundle in log.read(first, last)}
-        fences = await client.fences(cell, first, last)
-        stale += last - first + 1 - len(readable) - fences
+        claim = claim_of(await client.registry.get(f"c.{cell:02}"))
+        assert claim is not None
+        for value in await values.of_cell(cell):
+            stale += value.revision > claim.revision and value.data.decode() != claim.owner
     return stale

@@ -14,15 +14,8 @@ from nats.js.api import StreamConfig
 
 from frd.cluster.nats.cells import JetStreamCells
 from frd.cluster.nats.connection import Access, Ack, Connection, Unanswered
-from frd.cluster.nats.findings import JetStreamFindings
-from frd.cluster.nats.log import FENCE, JetStreamLog
 from frd.cluster.nats.registry import JetStreamRegistry
-from frd.cluster.nats.streams import (
-    DUPLICATE_WINDOW_S,
-    finding_stream,
-    log_stream,
-    registry_stream,
-)
+from frd.cluster.nats.streams import registry_stream
 from frd.cluster.registry import Entry, Registry
 from frd.cluster.thread import LoopThread, Runner
 from frd.config import ClusterOptions
@@ -64,34 +57,11 @@ class NatsClient:
     connection: Connection
     options: ClusterOptions
     registry: CalledRegistry
-    findings: JetStreamFindings
-
-    def log(
-        self,
-        cell: int,
-        patience_s: float = 10.0,
-        losses: list[Loss] | None = None,
-        duplicate_window_s: float = DUPLICATE_WINDOW_S,
-    ) -> JetStreamLog:
-        """`losses` happen to the next writes, one by one."""
-        connection = self.connection if losses is None else Lossy(self.connection, losses)
-        stream = log_stream(self.options, cell).evolve(duplicate_window=duplicate_window_s)
-        return JetStreamLog(self.thread, connection, stream, patience_s)
 
     def values(self, losses: list[Loss] | None = None) -> JetStreamCells:
         """`losses` happen to the next writes, one by one."""
         connection = self.connection if losses is None else Lossy(self.connection, losses)
         return JetStreamCells(self.thread, connection, self.options.name)
-
-    async def fences(self, cell: int, first: int, last: int) -> int:
-        """Number of fences in the log."""
-        stream = f"{self.options.name}-J{cell:02}"
-
-        async def count(js: JetStreamContext) -> int:
-            messages = [await js.get_msg(stream, n) for n in range(first, last + 1)]
-            return sum(FENCE in (message.headers or {}) for message in messages)
-
-        return await self.thread.call(self.connection.ask(count, 30))
 
 
 class Lossy(Connection):
@@ -120,20 +90,18 @@ class Lossy(Connection):
 async def nats_client(
     options: ClusterOptions, *, server: str | None = None, request_s: float = 2.0
 ) -> AsyncIterator[NatsClient]:
-    """Connected to `server` or any of the servers; registry and findings have their streams."""
+    """Connected to `server` or any of the servers; the registry has its stream."""
     thread = LoopThread("nats")
     connection = Connection(Access((server,) if server else options.servers, "test"), request_s)
     try:
         await thread.call(connection.open())
-        for stream in (registry_stream(options), finding_stream(options)):
-            await thread.call(_create(connection, stream))
+        await thread.call(_create(connection, registry_stream(options)))
         registry = JetStreamRegistry(connection, options.name)
         yield NatsClient(
             thread,
             connection,
             options,
             CalledRegistry(thread, registry),
-            JetStreamFindings(thread, connection, options.name),
         )
     finally:
         await thread.call(connection.close())

@@ -1,10 +1,9 @@
 """Cluster on NATS JetStream: the only package that imports the NATS library.
 
-Entry points: `connect` for a replica, and `reading` for a program that only reads a log. Streams of
-a cluster ``frd``: ``KV_frd`` (registry), ``frd-J00`` to ``frd-J63`` (the logs of the cells) and
-``frd-F`` (findings).
+Entry point: `connect`. A cluster ``frd`` has one stream, ``KV_frd``, with its registry and the
+values of its cells.
 """
 
-from frd.cluster.nats.opening import connect, reading
+from frd.cluster.nats.opening import connect
 
-__all__ = ["connect", "reading"]
+__all__ = ["connect"]

@@ -21,7 +21,6 @@ from nats.aio.client import Client
 from nats.js.api import StreamConfig
 
 from frd.cluster.cells import CELLS
-from frd.cluster.log import MAX_BUNDLE_BYTES
 from frd.cluster.nats.connection import Absent, Access, Connection, Refused, Unanswered
 from frd.cluster.nats.registry import get_value, put_value
 from frd.cluster.nats.streams import COMPARED, registry_stream
@@ -38,7 +37,8 @@ FORMAT: Final = 2
 """1 had a log of rows for each cell, in other streams."""
 PATIENCE_S: Final = 15.0
 """An election takes 4 to 9 s."""
-_HEADERS_BYTES: Final = 1_000
+_MAX_PAYLOAD: Final = 901_000
+"""Bytes of the largest value of a cell, with headers; the default of a server is 1 MiB."""
 _VARZ: Final = "$SYS.REQ.SERVER.PING.VARZ"
 _NOT_ENABLED: Final = (10076, 10039)
 _TOO_FEW: Final = (10005, 10074)
@@ -101,10 +101,10 @@ def _check_server(server: str, client: Client) -> None:
             f"install nats-server {OLDEST[0]}.{OLDEST[1]} or later, because compare-and-set in "
             "clusters is not reliable before"
         )
-    if client.max_payload < MAX_BUNDLE_BYTES + _HEADERS_BYTES:
+    if client.max_payload < _MAX_PAYLOAD:
         raise ClusterError(
             f"cluster.servers: {server}: max_payload {client.max_payload}: "
-            f"set it to at least {MAX_BUNDLE_BYTES + _HEADERS_BYTES}"
+            f"set it to at least {_MAX_PAYLOAD}"
         )
 
 

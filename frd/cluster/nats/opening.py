@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -14,14 +12,10 @@ from urllib.parse import urlsplit
 from frd.cluster.cluster import Cluster
 from frd.cluster.heartbeats import HeartbeatLease
 from frd.cluster.lease import Replica
-from frd.cluster.log import FencedLog
 from frd.cluster.nats.cells import JetStreamCells
 from frd.cluster.nats.checks import check_durable, check_servers, check_stream
 from frd.cluster.nats.connection import Access, Connection, Unanswered
-from frd.cluster.nats.findings import JetStreamFindings
-from frd.cluster.nats.log import JetStreamLog
 from frd.cluster.nats.registry import JetStreamRegistry
-from frd.cluster.nats.streams import log_stream
 from frd.cluster.registry import Entry, Registry
 from frd.cluster.thread import LoopThread
 from frd.config import ClusterOptions
@@ -31,26 +25,6 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _MEMBER: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _HEARTBEAT_REQUEST_S: Final = 1.0
 """A heartbeat tries another server after that: others count six heartbeats, 3 s."""
-
-
-@asynccontextmanager
-async def reading(options: ClusterOptions, cell: int) -> AsyncIterator[FencedLog]:
-    """The log of a cell, for a program that only reads it. Nothing is created or changed.
-
-    Raises:
-        ClusterError: the servers cannot be used: names the key and what to do.
-    """
-    opened = access(options, "reader")
-    thread, data = LoopThread("frd-cluster"), Connection(opened)
-    try:
-        await thread.call(check_servers(opened))
-        await thread.call(data.open())
-        yield JetStreamLog(thread, data, log_stream(options, cell))
-    except Unanswered as error:
-        raise ClusterError(f"cluster.servers: no connection: {error}: check the servers") from None
-    finally:
-        await thread.call(data.close())
-        await thread.stop()
 
 
 async def connect(
@@ -69,7 +43,7 @@ async def connect(
         raise ClusterError(f"cluster.member: {member!r}: use letters, digits, -, _ and single dots")
     opened = access(options, member)
     thread = LoopThread("frd-cluster")
-    # Bundles of the log must not delay heartbeats, which have their own connection.
+    # Values of cells must not delay heartbeats, which have their own connection.
     registry, data = Connection(opened, _HEARTBEAT_REQUEST_S), Connection(opened)
 
     async def close() -> None:
@@ -90,15 +64,10 @@ async def connect(
         await close()
         raise
 
-    def log(cell: int) -> FencedLog:
-        return JetStreamLog(thread, data, log_stream(options, cell))
-
     keys = JetStreamRegistry(registry, options.name)
     return Cluster(
         keys=_Keys(thread, JetStreamRegistry(data, options.name)),
         lease=HeartbeatLease(thread, keys, Replica(member, grpc, http, version), durable=durable),
-        log=log,
-        findings=JetStreamFindings(thread, data, options.name),
         values=JetStreamCells(thread, data, options.name),
         close=close,
     )

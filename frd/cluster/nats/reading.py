@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import nats.errors
@@ -32,22 +31,6 @@ _CHEAP: Final[dict[str, Any]] = {
     "inactive_threshold": 10,
 }
 """Properties of consumers: kept by one server, which deletes them after ten seconds without use."""
-
-
-async def first_since(connection: Connection, stream: str, age_s: float) -> int:
-    """The sequence of the first message that was stored less than `age_s` ago, or, if there is
-    none, of the next one that will be: where a consumer from that time on begins.
-
-    Raises:
-        Unanswered, Absent
-    """
-    config = ConsumerConfig(
-        deliver_policy=DeliverPolicy.BY_START_TIME,
-        opt_start_time=datetime.now(UTC) - timedelta(seconds=age_s),
-        **_CHEAP,
-    )
-    made = await connection.ask(lambda js: js.add_consumer(stream, config))
-    return made.delivered.stream_seq + 1 if made.delivered else 0
 
 
 class ForwardReader:

@@ -136,7 +136,9 @@ class Heard:
                 for stream in replica.streams_of(session)
                 if index in range(len(stream.session.ranks))
             }
-            last = max((self._applied.get((replica.process, session, p), 0) for p in pids), default=0)
+            last = max(
+                (self._applied.get((replica.process, session, p), 0) for p in pids), default=0
+            )
             if pids and revision > last:
                 what = f"{replica.process}: {revision}, it has applied {last}"
                 self._breaks("acknowledged, not applied", what)
@@ -207,7 +209,9 @@ class Heard:
         for id_, one in self._heard.items():
             if now > max(since, one.last_at) + AGAIN_WITHIN:
                 silent_s = (now - one.last_at) / S
-                raise Violation("not heard again", f"{silent_s:.0f} s: {id_}: {one.finding.summary}")
+                raise Violation(
+                    "not heard again", f"{silent_s:.0f} s: {id_}: {one.finding.summary}"
+                )
         world.kernel.after(SCRAPE, self.scrape)
 
     def _scrape_all(self) -> None:

@@ -200,7 +200,11 @@ class ClusterOracle(Oracle):
         """The findings of the job's cell, as the servers have them."""
         prefix = f"v.{cell_of(self._cluster.job):02}."
         entries = self._cluster.servers.entries
-        values = [entry.value for key, entry in entries.items() if key.startswith(prefix) and key != prefix]
+        values = [
+            entry.value
+            for key, entry in entries.items()
+            if key.startswith(prefix) and key != prefix
+        ]
         return {finding.id: finding for finding in map(decode_finding, values)}
 
 

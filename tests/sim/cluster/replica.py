@@ -271,7 +271,9 @@ class _WatchedCells(Cells):
             oracle.applied(stream, event, data)
             if isinstance(event, EntryColumns) and event.first_revision > 0:
                 last = event.first_revision + len(event) - 1
-                heard.applied(self._replica, stream, stream.session.ranks[event.rank].info.pid, last)
+                heard.applied(
+                    self._replica, stream, stream.session.ranks[event.rank].info.pid, last
+                )
             return event
 
         cell.streams.take = taken  # type: ignore[method-assign]
