@@ -1,8 +1,8 @@
 """What a cluster does when something fails: real replicas, real NATS servers, on this machine.
 
 `lease`: seconds until others own the cells of a replica that is killed or stopped, alone and with
-the NATS server that leads the registry; moves when only that server is killed. `log`: appends of
-one owner with confirmation, for three copies.
+the NATS server that leads the registry; moves when only that server is killed. `values`: values of
+a cell that its owner stores with confirmation, for three copies.
 """
 
 from __future__ import annotations
@@ -19,32 +19,33 @@ from uuid import uuid4
 sys.path.append(str(Path(__file__).parents[1]))  # `bench` is not installed
 
 from bench.report import show
+from frd.cluster.cluster import STATE
 from tests.world.lease_run import (
     frozen_owner,
     killed_leader,
     killed_owner,
     killed_owner_and_leader,
-    stale_records,
+    stale_values,
     three_replicas,
 )
 from tests.world.nats_clients import nats_client, options_for
 from tests.world.nats_servers import NatsServers, nats_servers
 
-_SIZES = (16_000, 160_000, 900_000)
+_SIZES = (2_000, 16_000, 160_000)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="?", choices=["lease", "log", "all"], default="all")
+    parser.add_argument("what", nargs="?", choices=["lease", "values", "all"], default="all")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of appends of each size")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of values of each size")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     result: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as folder, nats_servers(Path(folder)) as servers:
         if options.what != "lease":
-            result |= asyncio.run(_log(servers, options.seconds))
-        if options.what != "log":
+            result |= asyncio.run(_values(servers, options.seconds))
+        if options.what != "values":
             result |= _lease(servers, Path(folder), options.runs)
     show(result, as_json=options.json)
 
@@ -56,7 +57,7 @@ def _lease(servers: NatsServers, folder: Path, runs: int) -> dict[str, object]:
         "fenced_s": [],
         "leader_moves": [],
         "both_s": [],
-        "stale_records": [],
+        "stale_values": [],
     }
     for _ in range(runs):
         name = f"b{uuid4().hex[:8]}"
@@ -72,28 +73,27 @@ def _lease(servers: NatsServers, folder: Path, runs: int) -> dict[str, object]:
             time.sleep(4.0)  # the new process claims from its sixth heartbeat on
             figures["both_s"].append(killed_owner_and_leader(replicas, "a"))
             servers.heal()
-            figures["stale_records"].append(asyncio.run(_stale(servers, name)))
+            figures["stale_values"].append(asyncio.run(_stale(servers, name)))
     return {key: [round(value, 2) for value in values] for key, values in figures.items()}
 
 
 async def _stale(servers: NatsServers, name: str) -> int:
     async with nats_client(options_for(servers, name)) as client:
-        return await stale_records(client)
+        return await stale_values(client)
 
 
-async def _log(servers: NatsServers, seconds: float) -> dict[str, object]:
+async def _values(servers: NatsServers, seconds: float) -> dict[str, object]:
     result: dict[str, object] = {}
     async with nats_client(options_for(servers, f"b{uuid4().hex[:8]}")) as client:
         for cell, size in enumerate(_SIZES):
-            log = client.log(cell)
-            await log.take("bench")
-            data, times = bytes(size), []
+            claim = await client.registry.put(f"c.{cell:02}", b"bench", 0)
+            values, data, times = client.values(), bytes(size), []
             end = time.perf_counter() + seconds
             while (began := time.perf_counter()) < end:
-                await log.append(data)
+                await values.put(cell, claim, STATE, data)
                 times.append(time.perf_counter() - began)
             cuts = statistics.quantiles(times, n=100)
-            result[f"append_{size}"] = {
+            result[f"value_{size}"] = {
                 "mb_per_s": round(size * len(times) / sum(times) / 1e6, 1),
                 "p50_ms": round(cuts[49] * 1e3, 2),
                 "p99_ms": round(cuts[98] * 1e3, 2),

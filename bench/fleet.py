@@ -89,7 +89,8 @@ class _Counted:
     """A call that counts what the agent writes."""
 
     messages = 0
-    bytes = 0
+    sent = 0
+    """Bytes."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -99,7 +100,7 @@ class _Counted:
 
     async def write(self, data: bytes) -> None:
         _Counted.messages += 1
-        _Counted.bytes += len(data)
+        _Counted.sent += len(data)
         await self._call.write(data)
 
 
@@ -164,9 +165,9 @@ class Agent:
 
     def _hello(self) -> Hello:
         name, now = self._node.number, NodeNs(time.time_ns())
-        paced = {"paced": True} if "paced" in Hello.__dataclass_fields__ else {}  # since 0.9
-        clocks = now, raw_now()
-        return Hello(PROTOCOL, "bench", f"n{name}", f"b{name}", f"s{name}", *clocks, **paced)
+        paced: Any = {"paced": True} if "paced" in Hello.__dataclass_fields__ else {}  # since 0.9
+        named: Any = "bench", f"n{name}", f"b{name}", f"s{name}"
+        return Hello(PROTOCOL, *named[:4], now, raw_now(), **paced)
 
     @property
     def is_connected(self) -> bool:
@@ -175,7 +176,7 @@ class Agent:
     async def run(self, start_ns: int) -> None:
         dice = np.random.default_rng(self._node.number)
         due = (start_ns - raw_now()) / 1e9 + time.monotonic() + dice.uniform(0, DUMP_EVERY_S)
-        ticks = dice.integers(0, STARTED_WITHIN_S / TICK_S, RANKS).tolist()
+        ticks = dice.integers(0, int(STARTED_WITHIN_S / TICK_S), RANKS).tolist()
         while True:
             for tick in sorted(set(ticks)):
                 await asyncio.sleep(max(due + tick * TICK_S - time.monotonic(), 0))
@@ -209,7 +210,7 @@ class Agent:
             group=np.array(groups, np.uint32)[ops % len(groups)],
             seq=ops // len(groups),
             signature=np.full(len(ops), self._signature, np.uint32),
-            flags=flags,
+            flags=flags.astype(np.uint8),
             created_ns=created,
             started_ns=np.zeros(len(ops), np.int64),
             completed_ns=np.where(is_over, start_ns + ops * OP_NS + OP_LASTS_NS, 0),
@@ -248,7 +249,7 @@ async def agents(address: str, numbers: range, count: int) -> None:
             task.done() or not agent.is_connected
             for task, agent in zip(running, fleet, strict=True)
         )
-        sent = {"messages": _Counted.messages, "bytes": _Counted.bytes, "lost": late}
+        sent = {"messages": _Counted.messages, "bytes": _Counted.sent, "lost": late}
         print(json.dumps(sent), flush=True)
 
 

@@ -137,7 +137,7 @@ async def test_a_lost_confirmation(world: World) -> None:
         last = await values.put(7, claim, "a", b"1")
         assert await values.of_cell(7) == [CellValue(7, "a", b"1", last)]
         for loss in ("answer", "request"):
-            losses.append(loss)  # type: ignore[arg-type]
+            losses.append(loss)
             with pytest.raises(RegistryUnavailable):
                 await values.put(7, claim, loss, b"2")
             after = await claimed(two, claim)
@@ -153,7 +153,7 @@ async def test_a_value_without_an_answer_and_the_next_one(world: World) -> None:
     async with world(1) as (one,):
         claim = await claimed(one)
         for loss in ("answer", "request"):
-            losses: list[Loss] = [loss]  # type: ignore[list-item]
+            losses: list[Loss] = [loss]
             values = one.new_values(losses)
             with pytest.raises(RegistryUnavailable):
                 await values.put(7, claim, "a", b"1")

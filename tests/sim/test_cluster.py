@@ -6,20 +6,13 @@ More worlds: `python -m tests.sim --cluster --seeds 1000`.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
-from operator import attrgetter
-from pathlib import Path
 
 import pytest
 
-from frd.service.journal.replicated import ReplicatedLog
 from tests.sim.cluster.scenario import draw_cluster
-from tests.sim.cluster.world import ClusterWorld
 from tests.sim.kernel import Kernel
 from tests.sim.loop import VirtualLoop
-from tests.sim.oracle import Violation
 from tests.sim.run import live
-from tests.sim.scenario import Event, Trouble
 from tests.world.clocks import MS, S
 from tests.world.seeds import ALL
 
@@ -43,22 +36,6 @@ def test_a_cluster_keeps_every_promise(seed: int) -> None:
         found = REGRESSIONS.get(seed, "is one of the first")
         error.add_note(f"seed {seed} {found}")
         raise
-
-
-def test_acknowledgements_that_are_too_early_are_noticed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """No replica reaches the log, and then all are killed: nothing is lost, unless a replica
-    acknowledges what the log does not have."""
-    events = (
-        Event(0, 15 * S, Trouble.CUT_FROM_LOG, 1.0, 6 * S),
-        Event(1, 20 * S, Trouble.REPLICA_KILLED, 1.0, S),
-    )
-    scenario = replace(draw_cluster(3), events=events)
-    assert ClusterWorld(scenario, tmp_path / "right").live().troubles["takeovers"] == 2
-    monkeypatch.setattr(ReplicatedLog, "stored", property(attrgetter("position")))
-    with pytest.raises(Violation, match="not in the log"):
-        ClusterWorld(scenario, tmp_path / "wrong").live()
 
 
 def test_the_same_seed_is_the_same_cluster() -> None:

@@ -1,6 +1,7 @@
 """lease_replica SERVERS NAME MEMBER: a replica with nothing but its cells, as a process.
 
-It stores its name in each cell that it gains, every two seconds, and prints what happens, one JSON object a line: {"at": CLOCK_MONOTONIC, "what": ..., "cell": ...}.
+It stores its name in each cell that it gains, every two seconds, and prints what happens, one JSON
+object a line: {"at": CLOCK_MONOTONIC, "what": ..., "cell": ...}.
 """
 
 from __future__ import annotations

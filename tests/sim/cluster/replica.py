@@ -221,7 +221,7 @@ class SimReplica:
         self.cells.refresh()
         self._notifier.look()
 
-    def _each(self, work: Callable[[Cell], None]) -> Callable[[], None]:
+    def _each(self, work: Callable[[Cell], object]) -> Callable[[], None]:
         def on_all() -> None:
             for cell in list(self.cells.values()):
                 work(cell)

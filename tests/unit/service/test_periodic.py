@@ -36,7 +36,7 @@ async def test_a_fault_in_one_cell(tmp_path: Path, caplog: pytest.LogCaptureFixt
     names the first one, once."""
     async with replica(tmp_path) as parts:
         for cell in (CELL, CELL + 1):
-            parts.owner.gained(cell, "start")
+            parts.owner.gained(cell, 1, "start")
             await parts.settle()
         looked = []
 

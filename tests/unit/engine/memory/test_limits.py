@@ -30,6 +30,7 @@ from tests.world.memory import (
     play,
     plus,
     ramp,
+    refused_of,
 )
 
 
@@ -141,7 +142,7 @@ def test_a_value_may_be_up_to_four_times_its_own_capacity() -> None:
     begin, capacity = np.array([EPOCH + S]), np.array([10, 100]) * GIB
     values = np.array([[41], [90]]) * GIB
     columns = MemoryColumns(np.arange(2, dtype=np.int32), capacity, begin, begin + 1, values)
-    assert memory.observe(columns, at(2)) == 1
+    assert refused_of(memory, columns, at(2)) == 1
     memory.advance(at(2))
     assert memory.view().used.tolist() == [-1, 90 * GIB]
 

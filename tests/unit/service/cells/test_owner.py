@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -288,10 +288,10 @@ async def test_what_is_open_in_a_lost_cell(tmp_path: Path) -> None:
         before = parts.cells[CELL].state
         view = replace(before.status_view, findings=[still_open, closed])
         parts.cells[CELL].evaluator.state = replace(before, status_view=view)
-        forgotten: list[Sequence[Finding]] = []
-        parts.cells._dropped = forgotten.append
+        forgotten: list[tuple[int, Cell]] = []
+        parts.cells._dropped = lambda number, cell: forgotten.append((number, cell))
         parts.owner.lost(CELL)
-        assert [list(findings) for findings in forgotten] == [[still_open]]
+        assert [(n, cell.state.open_findings()) for n, cell in forgotten] == [(CELL, [still_open])]
 
 
 async def test_a_takeover_that_fails(tmp_path: Path) -> None:
@@ -405,6 +405,5 @@ async def test_a_cell_without_agents_is_evaluated_rarely(tmp_path: Path) -> None
         at.cells.refresh()
         assert (at.cells.state.evaluated_at or 0) > earlier
         cell.home.streams.take(cell.home.streams.open(), HELLO)
-        cell.look()
         assert await evaluations(0.01) == 1
         assert 39 <= await evaluations(10) <= 41

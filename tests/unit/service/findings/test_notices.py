@@ -283,7 +283,7 @@ def test_a_cell_that_goes_to_another_replica(scene: Scene, receiver: Receiver) -
     scene.hang()
     finding = scene.published[-1].finding
     assert receiver.asked == 0
-    scene.notifier.forget([finding])
+    scene.notifier.forget([finding], lambda one: True, ())
     scene.send([FindingEvent(Change.UPDATED, replace(finding, severity=Severity.CRITICAL))])
     scene.send([FindingEvent(Change.CLOSED, finding)])
     arrives(scene, receiver, "opened")
