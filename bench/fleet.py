@@ -166,8 +166,8 @@ class Agent:
     def _hello(self) -> Hello:
         name, now = self._node.number, NodeNs(time.time_ns())
         paced: Any = {"paced": True} if "paced" in Hello.__dataclass_fields__ else {}  # since 0.9
-        named: Any = "bench", f"n{name}", f"b{name}", f"s{name}"
-        return Hello(PROTOCOL, *named[:4], now, raw_now(), **paced)
+        names = f"n{name}", f"b{name}", f"s{name}"
+        return Hello(PROTOCOL, "bench", *names, now, raw_now(), **paced)
 
     @property
     def is_connected(self) -> bool:

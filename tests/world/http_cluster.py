@@ -162,7 +162,6 @@ class Cluster:
             shown = ClusterState(
                 replace(view, **others),
                 {CellState.OWNED: len(member.cells), CellState.UNOWNED: CELLS - len(owners)},
-                sure=member.name != "frd-2",
             )
             member.service.state = replace(member.service.state, cluster=shown)
 

@@ -221,7 +221,7 @@ class Heard:
     def _forget_closed(self) -> None:
         """Findings that their owner has closed, or never stored before another took the cell."""
         shown = self._world.oracle.findings
-        for id_, one in list(self._heard.items()):
+        for id_ in list(self._heard):
             known = shown.get(id_)
             is_lost = known is None and id_ in self.unstored
             if is_lost or (known is not None and known.state is FindingState.CLOSED):

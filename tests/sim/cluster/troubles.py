@@ -30,6 +30,9 @@ class ClusterTroubles(Troubles):
         world = self._cluster
         dice = world.dice(f"trouble/{event.number}")
         names = self._replicas(event.share, dice)
+        if event.trouble in (Trouble.DISMISSED, Trouble.MARKED):
+            world.people.come(event)
+            return
         match event.trouble:
             case Trouble.REPLICA_KILLED | Trouble.REPLICA_RESTARTED:
                 self._restart(names, event, dice)
@@ -51,9 +54,6 @@ class ClusterTroubles(Troubles):
                 self._lose(names, event, requests=losses, answers=losses, delay_s=delay_s)
             case Trouble.SLOW_SERVERS:
                 self._lose(names, event, delay_s=dice.uniform(_DELAY_S, _SLOW_S))
-            case Trouble.DISMISSED | Trouble.MARKED:
-                world.people.come(event)
-                return
             case Trouble.SERVICE_STEP:
                 world.replica_hosts[names[0]].step(world.kernel.now, service_jump(dice))
             case _:
