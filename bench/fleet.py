@@ -1,10 +1,10 @@
 """What the service costs for a fleet that is well: 1,250 agents of 8 ranks in 10 groups each.
 
 The service is a real `frd serve`. What agents send, and when, decides the agent's own code: each of
-the simulated ones has the real `Uplinks` on a connection of its own, with rows, progress and pings
+the simulated ones has the real `Uplinks` on a separate connection, with rows, progress and pings
 as those of a node whose ranks do five collectives a second. The agent reads a full ring of 2,000
-entries every 6.4 s (`frd_agent.ranks.poll_schedule`), those of a node within a second. Every rank has
-two series of memory at ten samples a second: one flutters by some pages, one is constant.
+entries every 6.4 s (`frd_agent.ranks.poll_schedule`), those of a node within a second. Every rank
+has two series of memory at ten samples a second: one flutters by some pages, one is constant.
 
 `--tree PATH` measures the code of another working tree, agents included; `--against PATH` both, in
 turns: the machine's speed changes from minute to minute, so only figures of one run compare. A
@@ -29,8 +29,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-HERE: Final = Path(__file__).parents[1]
-sys.path.append(str(HERE))  # `bench` and `tests` are not installed
+sys.path.append(str(Path(__file__).parents[1]))  # `bench` and `tests` are not installed
 
 import numpy as np
 
@@ -59,6 +58,8 @@ from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.endpoint import Endpoint
 from frd_agent.uplink.uplinks import Uplinks
 from tests.world.daemons import get, metric
+
+HERE: Final = Path(__file__).parents[1]
 
 AGENTS: Final = 1_250
 PROCESSES: Final = 2

@@ -155,7 +155,7 @@ class Side:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """torchrun ends its ranks, which are in sessions of their own, when it is asked to."""
+    """torchrun ends its ranks, which are in separate sessions, when it is asked to."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_END_S)

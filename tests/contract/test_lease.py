@@ -27,8 +27,8 @@ pytestmark = [pytest.mark.nats, pytest.mark.xdist_group("fleet")]
 
 async def test_servers_and_owners_fail(servers: NatsServers, tmp_path: Path) -> None:
     """The server that leads the registry is killed: nothing moves. An owner is stopped for 8 s and
-    continues: others own its cells some seconds after it stopped, and its writes are refused as soon
-    as it continues. An owner and the leader are killed together: others own its cells after an
+    continues: others own its cells some seconds after it stopped, and its writes are refused when
+    it continues. An owner and the leader are killed together: others own its cells after an
     election. No stale value is stored meanwhile."""
     with three_replicas(servers, f"l{uuid4().hex[:8]}", tmp_path) as replicas:
         try:

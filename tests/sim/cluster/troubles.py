@@ -38,10 +38,9 @@ class ClusterTroubles(Troubles):
                 self._restart(names, event, dice)
             case Trouble.REPLICA_PAUSED:
                 self._pause(names, event, dice)
-            case Trouble.CUT_FROM_SERVERS:
-                self._no_answers(names, event)
-            case Trouble.NO_LEADER:
-                self._no_answers(world.names, event)
+            case Trouble.CUT_FROM_SERVERS | Trouble.NO_LEADER:
+                cut = names if event.trouble is Trouble.CUT_FROM_SERVERS else world.names
+                self._no_answers(cut, event)
             case Trouble.CUT_ONE_WAY:
                 self._lose(names, event, answers=1.0)
             case Trouble.CUT_FROM_AGENTS:

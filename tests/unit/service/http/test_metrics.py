@@ -245,7 +245,7 @@ frd_fenced_total 2
 
 
 def test_values_of_a_replica() -> None:
-    """A replica of a cluster exports the cells as it sees them, and whether it is sure of its own;
+    """A replica of a cluster exports the cells as it sees them, and whether it is sure of them;
     known series start at zero. A single service has none of these series."""
     got = scraped(dataclasses.replace(full_state(), cluster=CLUSTER))
     of_cluster = {key: sample for key, sample in got.items() if key not in scraped(full_state())}
