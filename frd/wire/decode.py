@@ -20,6 +20,8 @@ from frd.model import (
     EntryColumns,
     NodeNs,
     NodeRawNs,
+    PhaseSpan,
+    Stage,
     WatermarkColumns,
 )
 from frd.v1 import stream_pb2 as pb
@@ -33,12 +35,13 @@ from frd.wire.columns import (
     check_below,
     read_columns,
 )
-from frd.wire.declarations import Declarations
+from frd.wire.declarations import Declarations, Declared
 from frd.wire.encode import KINDS
 from frd.wire.fields import check_most, check_time, parse, read
 from frd.wire.memory import MemoryReader
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
+    MAX_PHASE_NAME,
     MAX_SLACK_NS,
     PART_BYTES,
     PROTOCOL,
@@ -53,10 +56,10 @@ from frd.wire.messages import (
     ResponsePart,
     Resync,
     ServiceEvent,
+    Statuses,
     Watermarks,
     Welcome,
 )
-from frd.wire.statuses import statuses
 
 
 class Decoder:
@@ -160,7 +163,7 @@ _KINDS: Final[dict[str, Callable[[Decoder, Any], AgentEvent]]] = {
     "entries": Decoder._entries,
     "watermarks": Decoder._watermarks,
     "channels": Decoder._channels,
-    "statuses": lambda decoder, m: statuses(m, decoder._known.ranks),
+    "statuses": lambda decoder, m: _statuses(m, decoder._known.ranks),
     "memory": lambda decoder, m: decoder._memory.batch(m),
     "memory_events": lambda decoder, m: decoder._memory.events(m),
     "response": Decoder._response,
@@ -177,6 +180,41 @@ def _hello(m: pb.Hello) -> Hello:
             f"{m.protocol} where this service speaks {PROTOCOL}: install the same release of frd",
         )
     return read(Hello, m, "hello")
+
+
+# -- what an agent says of its ranks: whether they live, how they ended, their phases -------------
+
+
+def _statuses(m: pb.StatusBatch, ranks: Declared) -> Statuses:
+    """
+    Raises:
+        WireError: naming the field, as every function here.
+    """
+    batch = read(Statuses, m, "")
+    for status in batch.statuses:
+        ranks.attempt_of("statuses.rank_index", status.rank)
+        if status.stage is not None:
+            _check_stage(status.stage)
+    for phases in batch.phases:
+        ranks.attempt_of("phases.rank_index", phases.rank)
+        for span in phases.spans:
+            _check_span(span)
+    return batch
+
+
+def _check_stage(stage: Stage) -> None:
+    if not 0 < stage.since_ns <= stage.as_of_ns:
+        why = "since_ns or as_of_ns is 0, or as_of_ns is earlier: send both, in order"
+        raise WireError("statuses.stage", "disagree", why)
+
+
+def _check_span(span: PhaseSpan) -> None:
+    if (longest := max(map(len, span.path))) > MAX_PHASE_NAME:
+        why = f"{longest} characters: send names of {MAX_PHASE_NAME} or fewer"
+        raise WireError("phases.spans.path", "too_large", why)
+    if not span.since_ns or 0 < span.until_ns < span.since_ns:
+        why = "since_ns is 0, or until_ns is earlier: send both, in order"
+        raise WireError("phases.spans", "disagree", why)
 
 
 _SERVICE_KINDS: Final[dict[str, Callable[..., ServiceEvent]]] = {

@@ -43,6 +43,7 @@ from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.real_time import RealTime
 from frd.service.evidence.inquiries import Inquiries
 from frd.service.findings.evaluator import Evaluator
+from frd.service.findings.keepers import Keeper
 from frd.service.ingest.collector import ACK_EVERY_S, Home, Ingest
 from frd.service.ingest.shared import Shared
 from frd.service.ingest.streams import Streams
@@ -101,7 +102,7 @@ class _Call(Call):
         return (("authorization", f"Bearer {self._token}"),)
 
 
-class _Keeper:
+class _Keeper(Keeper):
     """Keeps nothing."""
 
     name = "nothing"

@@ -105,6 +105,8 @@ class RefusedKeeper(Keeper):
     refused: Callable[[], None]
     name: str = "nothing"
 
+    is_over: bool = field(default=True, init=False)
+
     async def save(self, events: Sequence[FindingEvent], pauses: Sequence[JobPauses]) -> None:
         self.refused()
 

@@ -113,6 +113,11 @@ class CellOwner:
         except BaseException:  # cancelled, too: another replica has the cell
             self._abandon(taken)
             raise
+        if opened.keeper.is_over:  # before it was among the cells, where `refused` looks for it
+            self.fenced += 1
+            self._abandon(taken)
+            self.lease.give_up(cell)
+            return
         if self.common.config() is not config:
             taken.adopt(self.common.config())
         self.cells[cell] = taken

@@ -26,6 +26,8 @@ _CLOSE_WITHIN_S: Final = 1.5
 class Keeper(Protocol):
     name: str
     """What keeps them, for messages."""
+    is_over: bool = False
+    """Another replica has the cell: nothing is kept any more."""
 
     async def save(self, events: Sequence[FindingEvent], pauses: Sequence[JobPauses]) -> None:
         """Keep the newest version of each finding and of the pauses of each job.
@@ -74,7 +76,6 @@ class SharedKeeper(Keeper):
     name: str = field(init=False)
     _saving: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One write at a time, so that the versions of a finding are stored in their order."""
-    _is_over: bool = False
 
     def __post_init__(self) -> None:
         self.name = f"cell {self.cell}: NATS"
@@ -93,7 +94,7 @@ class SharedKeeper(Keeper):
                 await self._put_state()
 
     def abandon(self) -> None:
-        self._is_over = True
+        self.is_over = True
 
     def _learn(self, pauses: Sequence[JobPauses]) -> None:
         for one in pauses:  # the engine's limit is less
@@ -107,11 +108,11 @@ class SharedKeeper(Keeper):
         await self._put(STATE, encode_payload(Handover(self.utc(), pauses)))
 
     async def _put(self, key: str, data: bytes) -> None:
-        if self._is_over:
+        if self.is_over:
             raise Superseded(f"cell {self.cell}: another replica has it")
         try:
             await self.values.put(self.cell, self.claim, key, data)
         except Superseded:
-            self._is_over = True
+            self.is_over = True
             self.refused(self.cell)
             raise

@@ -378,9 +378,9 @@ def test_few_cells_move() -> None:
 
 
 @in_virtual_time
-async def test_a_cell_without_agents_is_evaluated_rarely(tmp_path: Path) -> None:
-    """A cell without agents is evaluated once a second; once an agent is there, four times a
-    second, beginning with the next look at the cell and not a second later."""
+async def test_a_cell_without_trouble_is_evaluated_rarely(tmp_path: Path) -> None:
+    """A cell in which all is well is evaluated once a second; what an agent sends that may change
+    a finding is evaluated within a quarter of a second."""
     async with replica(tmp_path) as at:
         at.owner.gained(CELL, 1, "start")
         await at.settle()
@@ -405,5 +405,5 @@ async def test_a_cell_without_agents_is_evaluated_rarely(tmp_path: Path) -> None
         at.cells.refresh()
         assert (at.cells.state.evaluated_at or 0) > earlier
         cell.home.streams.take(cell.home.streams.open(), HELLO)
-        assert await evaluations(0.01) == 1
-        assert 39 <= await evaluations(10) <= 41
+        assert await evaluations(0.26) == 1
+        assert 9 <= await evaluations(10) <= 11

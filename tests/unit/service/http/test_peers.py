@@ -375,7 +375,7 @@ def test_a_cluster_without_agents_is_blind_once(tmp_path: Path) -> None:
 
 
 def test_the_cluster_is_shown(fresh: Cluster) -> None:
-    """Replicas with version, addresses, cells and what each has not stored yet."""
+    """Replicas with version, addresses, cells, and whether each is sure of them."""
     said = fresh.ask("frd-0", "/api/v1/cluster").json
     assert (said["replica"], said["durable"], said["incomplete"]) == ("frd-0", True, [])
     assert [(one["replica"], one["cells"]) for one in said["replicas"]] == [
@@ -383,11 +383,11 @@ def test_the_cluster_is_shown(fresh: Cluster) -> None:
         ("frd-1", 21),
         ("frd-2", 22),
     ]
-    assert [one["unacked_bytes"] for one in said["replicas"]] == [100, 101, 102]
+    assert [one["sure"] for one in said["replicas"]] == [True, True, True]
     assert said["cells"] == {"owned": 21, "unowned": 0}
     fresh.stop("frd-1")
     said = fresh.ask("frd-0", "/api/v1/cluster").json
-    assert [one["unacked_bytes"] for one in said["replicas"]] == [100, None, 102]
+    assert [one["sure"] for one in said["replicas"]] == [True, None, True]
     assert said["incomplete"] == ["frd-1"]
 
 
