@@ -246,14 +246,16 @@ class Agent:
     # -- turns ---------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             began = time.perf_counter()
             self._tick()
             self._stats.polled(time.perf_counter() - began)
             if self._stop.is_set():
                 return
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._turn.wait(), self._config.poll_s)
+            next_turn = loop.call_later(self._config.poll_s, self._turn.set)
+            await self._turn.wait()
+            next_turn.cancel()
             self._turn.clear()
 
     def _tick(self) -> None:

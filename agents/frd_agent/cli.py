@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -103,6 +104,8 @@ def run(configs: tuple[Path, ...], check: bool, **flags: object) -> None:
     logs.configure(loaded.log_level, loaded.log_format)
     # gRPC's fork handlers are for programs that fork and go on using it; py-spy is only exec'ed.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+    # Dumps make tens of thousands of objects without cycles; Python's own threshold is 700.
+    gc.set_threshold(10_000, 20, 100)
     from frd_agent.agent import Agent
 
     async def main() -> None:

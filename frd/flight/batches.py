@@ -32,7 +32,8 @@ _SUFFIX = ":" + END_OF_BATCH
 def with_batch_ends(entries: Sequence[Entry]) -> tuple[Entry, ...]:
     """`entries` in recording order, with `is_p2p` set for those that close a batch."""
     marked = list(entries)
-    if any(e.profiling_name.endswith(_SUFFIX) and not e.is_p2p for e in entries):
+    distinct = {(e.profiling_name, e.is_p2p) for e in entries}
+    if any(name.endswith(_SUFFIX) and not is_p2p for name, is_p2p in distinct):
         names = [parse_profiling_name(e.profiling_name) for e in entries]
         is_end = np.array([name.op == END_OF_BATCH for name in names], np.bool_)
         is_p2p = np.array([e.is_p2p for e in entries], np.bool_)

@@ -38,6 +38,9 @@ TINY = ("is_p2p", "state", "retired", "damaged")
 STATE_OF = {word: number for number, word in enumerate(STATES)}
 
 _wide_fields = attrgetter(*WIDE.values())
+_words = attrgetter(
+    "process_group", "profiling_name", *SHAPES, "frames", "thread_name", "thread_id"
+)
 
 T = TypeVar("T")
 
@@ -162,20 +165,24 @@ def _indexes(
     entries: Sequence[Entry], known: Mapping[str, int], into: Dictionaries
 ) -> tuple[Int32s, Bools]:
     """The dictionary columns, and whether the op's name says that it involves two ranks."""
-    labels: dict[Hashable, tuple[int, Name, int, int]] = {}
-    signatures: dict[Hashable, int] = {}
+    first: dict[Hashable, int] = {}
+    """By what an index may depend on, in order of appearance. A job repeats a few ops."""
+    kinds = [first.setdefault(words, len(first)) for words in map(_words, entries)]
+    of_kind: list[Entry] = []
+    for entry, kind in zip(entries, kinds, strict=True):
+        if kind == len(of_kind):
+            of_kind.append(entry)
     rows = []
-    for e in entries:
-        words = (e.process_group, e.profiling_name, e.thread_name, e.thread_id)
-        if (label := labels.get(words)) is None:
-            group = group_index(e.process_group, known, into)
-            name = parse_profiling_name(e.profiling_name)
-            thread = into.thread(e.thread_name, e.thread_id)
-            label = labels[words] = (group, name, into.names.index(name), thread)
-        group, name, number, thread = label
-        shape = (number, e.input_sizes, e.output_sizes, e.input_dtypes, e.output_dtypes)
-        if (signature := signatures.get(shape)) is None:
-            signature = signatures[shape] = into.signature(name, e)
-        rows.append((group, number, signature, into.stack(e.frames), thread, name.is_p2p_kind))
-    columns = np.array(rows, np.int32).reshape(-1, len(NARROW) + 1).T
+    for entry in of_kind:
+        name = parse_profiling_name(entry.profiling_name)
+        indexes = (
+            group_index(entry.process_group, known, into),
+            into.names.index(name),
+            into.signature(name, entry),
+            into.stack(entry.frames),
+            into.thread(entry.thread_name, entry.thread_id),
+        )
+        rows.append((*indexes, name.is_p2p_kind))
+    table = np.array(rows, np.int32).reshape(-1, len(NARROW) + 1)
+    columns = table[np.array(kinds, np.intp)].T
     return np.ascontiguousarray(columns[:-1]), columns[-1].astype(np.bool_)

@@ -204,7 +204,7 @@ def _dump(header: _Header, entries: list[Entry], warnings: list[str], source: st
     version = _supported(header.version, source)
     library = header.comm_lib_version or header.nccl_version
     groups = dict(_groups(header.pg_config, warnings))
-    if "" in groups and all(entry.group_name for entry in entries):
+    if "" in groups and "" not in {entry.process_group[0] for entry in entries}:
         del groups[""]
     status = dict(_statuses(header.pg_status, warnings))
     if len(warnings) > MAX_WARNINGS:

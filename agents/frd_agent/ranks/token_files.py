@@ -101,14 +101,15 @@ class TokenFile(Generic[_Form]):
         """One file: `previous` if it is unchanged, None if it does not exist."""
         stamp = (0, 0, 0)
         try:
+            # Most files are unchanged at most looks: these are not opened.
+            if previous is not None and previous.stamp == _stamp(os.lstat(path)):
+                return previous
             token = path.name.removesuffix(cls.SUFFIX)
             if re.fullmatch(r"[0-9a-f]{12}", token) is None:
                 raise ValueError("not a tap's file")
             with untrusted_files.opened(path) as fd:
                 found = os.fstat(fd)
-                stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
-                if previous is not None and previous.stamp == stamp:
-                    return previous
+                stamp = _stamp(found)
                 if found.st_size > cls.MAX_BYTES:
                     raise ValueError("too large")
                 raw = untrusted_files.read_up_to(fd, cls.MAX_BYTES)
@@ -147,6 +148,10 @@ class Refused:
                 if is_due and file.path not in known and not file.is_forbidden:
                     self._logged_at_s = time.monotonic()
                     log.warning("%s", file.problem)
+
+
+def _stamp(found: os.stat_result) -> tuple[int, int, int]:
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _owner(path: Path, error: Exception) -> tuple[int | None, bool]:

@@ -38,7 +38,6 @@ from frd_agent.node_time import ClockReading, NodeTime, raw_now
 from frd_agent.uplink.endpoint import Connection, ending
 from frd_agent.uplink.route import Backoff
 
-READ_EVERY_S: Final = 0.25
 BURST: Final = 8
 _TOGETHER: Final = 2
 """The first ping wakes both hosts and is slow; the second is not, and carries the first
@@ -71,14 +70,9 @@ class Clock:
 
     # -- readings ------------------------------------------------------------------------------
 
-    async def watch(self) -> None:
-        """Read the clocks until cancelled, whether there is a service or not."""
-        while True:
-            self.look()
-            await asyncio.sleep(READ_EVERY_S)
-
     def look(self) -> ClockReading | None:
-        """Both clocks; None if the readings were too far apart."""
+        """Both clocks; None if the readings were too far apart. Call it a few times a second,
+        whether there is a service or not."""
         reading = self.time.look()
         if reading.slack_ns > MAX_SLACK_NS:
             return None

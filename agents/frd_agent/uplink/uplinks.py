@@ -53,11 +53,11 @@ class Uplink:
     clock: Clock
     left_at_s: float | None = None
     """When the agent knew no rank of the job any more."""
-    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+    """Runs the stream; None before `start`."""
 
     def start(self) -> None:
-        work = self.stream.run(), self.clock.watch()
-        self.tasks = [asyncio.create_task(one) for one in work]
+        self.task = asyncio.create_task(self.stream.run())
 
     def stay(self) -> None:
         """The agent knows ranks of the job."""
@@ -72,12 +72,11 @@ class Uplink:
 
     async def end(self, why: str) -> None:
         """Send what is left, and a goodbye, if the service is connected."""
-        run, watch = self.tasks
-        watch.cancel()
+        assert self.task is not None
         self.stream.close(why)
-        await asyncio.wait({run}, timeout=_GOODBYE_S if self.stream.connected else 0.0)
-        run.cancel()
-        await asyncio.wait({run, watch})
+        await asyncio.wait({self.task}, timeout=_GOODBYE_S if self.stream.connected else 0.0)
+        self.task.cancel()
+        await asyncio.wait({self.task})
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +122,8 @@ class Uplinks:
         return known.reports
 
     def settle(self, jobs: Collection[str], now_s: float) -> None:
-        """Open and end streams; the agent knows ranks of `jobs`, and of no others."""
+        """Open and end streams; the agent knows ranks of `jobs`, and of no others. Call it a few
+        times a second: the clocks are read as well."""
         for job, uplink in self._jobs.items():
             if job in jobs:
                 uplink.stay()
@@ -144,6 +144,8 @@ class Uplinks:
         if self._idle is not None and any(one.stream.connected for one in self._jobs.values()):
             self._end(self._idle, "its jobs have their streams")
             self._idle = None
+        for uplink in self:
+            uplink.clock.look()
 
     def set_unreadable(self, unreadable: Unreadable) -> None:
         """What ranks publish and the agent may not read. All streams say so, for each may be the
@@ -222,8 +224,9 @@ class Uplinks:
 
     def cancel(self) -> None:
         """Nothing more is sent."""
-        for task in (*(task for uplink in self for task in uplink.tasks), *self._ending):
-            task.cancel()
+        for task in (*(uplink.task for uplink in self), *self._ending):
+            if task is not None:
+                task.cancel()
 
     def leave(self, live: Mapping[str, int]) -> None:
         """Report that the agent was asked to stop while so many ranks live, by job."""

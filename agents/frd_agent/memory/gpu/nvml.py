@@ -73,6 +73,11 @@ class Nvml:
         self._open_at = float("-inf")
         self._said: set[str] = set()
 
+    @property
+    def blind_until_s(self) -> float:
+        """Until then, looks find nothing."""
+        return 0.0 if self._devices else self._open_at
+
     def look(self, now_s: float) -> Look:
         """Never raises; without a driver there are no devices."""
         if now_s >= self._open_at:
@@ -269,5 +274,6 @@ class Devices:
             if not self._failing:
                 log.exception("NVIDIA driver: an answer could not be read")
             self._failing, look = True, Look()
-        self._rest_until = time.monotonic() + (time.thread_time() - before) / SHARE
+        rest_until_s = time.monotonic() + (time.thread_time() - before) / SHARE
+        self._rest_until = max(rest_until_s, self._nvml.blind_until_s)
         self._answers.put(replace(look, begin_ns=begin_ns, end_ns=raw_now()))
