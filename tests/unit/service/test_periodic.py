@@ -31,6 +31,30 @@ async def test_a_fault_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None
     assert [record.message for record in caplog.records] == ["work: failed: it is tried again"] * 2
 
 
+@in_virtual_time
+async def test_work_that_is_asked_for() -> None:
+    """Nothing is done until it is asked for, and then once, however often that was; what is asked
+    for during the work is done after it."""
+    asked, times = asyncio.Event(), list[float]()
+    loop = asyncio.get_running_loop()
+
+    def work() -> None:
+        times.append(loop.time())
+        if len(times) == 1:
+            asked.set()
+
+    repeating = asyncio.create_task(repeat("work", 0.2, work, asked))
+    await asyncio.sleep(10)
+    assert not times
+    began_s = loop.time()
+    for _ in range(2):
+        asked.set()
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(10)
+    repeating.cancel()
+    assert [round(at - began_s, 3) for at in times] == [0.2, 0.4]
+
+
 async def test_a_fault_in_one_cell(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The first of two cells has a fault at each look: the other one is looked at, and the log
     names the first one, once."""

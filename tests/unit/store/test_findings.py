@@ -323,6 +323,22 @@ def test_what_was_sent_is_stored_with_its_finding(store: FindingStore) -> None:
     assert store.were_notified() == known
 
 
+def test_what_is_owed_is_news_until_it_is_stored(store: FindingStore) -> None:
+    """At first it is unknown what the file has; then only what has changed is news, also if a
+    finding was stored meanwhile, and all of it for a file that replaces a damaged one."""
+    owed: list[Owed] = []
+    store.owed = lambda: owed
+    assert store.owes_news
+    store.keep_owed()
+    assert not store.owes_news
+    owed.append(Owed("chat", "a-opened", 1, b"x"))
+    assert store.owes_news
+    store.save([opened(finding(1))])
+    assert not store.owes_news
+    store.db.damaged += 1
+    assert store.owes_news
+
+
 def test_a_damaged_outbox(store: FindingStore) -> None:
     """Values of another kind do no harm."""
     store.owed = lambda: [Owed("chat", "a-opened", 1, b"x")]

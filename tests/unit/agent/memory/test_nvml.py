@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from frd.model import MemoryEventKind, SeriesKind
+from frd_agent.memory.gpu import nvml as nvml_module
 from frd_agent.memory.gpu.gpus import Gpus, owners
 from frd_agent.memory.gpu.nvml import RETRY_S, Devices, Look, Nvml
 from frd_agent.memory.target import NO_SAMPLE, Part, Target
@@ -289,6 +290,29 @@ def test_a_call_that_hangs_delays_no_caller(driver: Driver, devices: Devices) ->
     assert late.begin_ns < asked_by_ns < late.end_ns
     assert len(late.devices) == 1
     until(lambda: devices.silent_s == 0)
+
+
+def test_an_absent_driver_is_asked_rarely(
+    driver: Driver, devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a driver, no thread is woken until it is time to look for one again, which finds the
+    driver that was loaded since."""
+    monkeypatch.setattr(nvml_module, "RETRY_S", 0.5)
+    driver.errors["InitWithFlags", "*"] = DRIVER_NOT_LOADED
+    driver.write()
+    assert devices.ask()
+    found = devices.take(5.0)
+    assert found is not None
+    assert not found.devices
+    until(lambda: devices.silent_s == 0)
+    assert not devices.ask()
+    driver.errors.clear()
+    driver.write()
+    until(devices.ask)
+    found = devices.take(5.0)
+    assert found is not None
+    assert len(found.devices) == 1
+    until(devices.ask, within_s=0.4)
 
 
 # -- whose memory it is ------------------------------------------------------------------------

@@ -184,11 +184,13 @@ def test_what_is_no_directory(tmp_path: Path) -> None:
     assert (file.content, str(tmp_path / "file") in file.problem) == (None, True)
 
 
-def test_only_what_changed_is_read_again(tmp_path: Path) -> None:
-    """The same object comes back until the file is replaced."""
+def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same object comes back, from a file that is not opened, until the file is replaced."""
     write(tmp_path)
     first = tap_files.TapFile.scan(tmp_path)
-    assert tap_files.TapFile.scan(tmp_path, first)[0] is first[0]
+    with monkeypatch.context() as patch:
+        patch.delattr("frd_agent.untrusted_files.opened")
+        assert tap_files.TapFile.scan(tmp_path, first)[0] is first[0]
     replacement = tmp_path / "new"
     replacement.write_text(json.dumps(identity(attempt=3)))
     replacement.replace(tmp_path / f"{TOKEN}.json")

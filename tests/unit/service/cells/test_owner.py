@@ -380,7 +380,7 @@ def test_few_cells_move() -> None:
 @in_virtual_time
 async def test_a_cell_without_trouble_is_evaluated_rarely(tmp_path: Path) -> None:
     """A cell in which all is well is evaluated once a second; what an agent sends that may change
-    a finding is evaluated within a quarter of a second."""
+    a finding is evaluated within a quarter of a second; while a rank waits, all is."""
     async with replica(tmp_path) as at:
         at.owner.gained(CELL, 1, "start")
         await at.settle()
@@ -407,3 +407,6 @@ async def test_a_cell_without_trouble_is_evaluated_rarely(tmp_path: Path) -> Non
         cell.home.streams.take(cell.home.streams.open(), HELLO)
         assert await evaluations(0.26) == 1
         assert 9 <= await evaluations(10) <= 11
+        cell.streams.shared.engine.waiting = lambda least_ns: {JOB}  # type: ignore[method-assign]
+        await evaluations(1.1)
+        assert 39 <= await evaluations(10) <= 41

@@ -22,6 +22,7 @@ from frd.store.records import RecordKind
 from tests.world.asked import answer_to, stack_text
 from tests.world.evaluated import Evaluated
 from tests.world.job import Job
+from tests.world.virtual_time import in_virtual_time
 
 
 @pytest.fixture
@@ -202,3 +203,35 @@ async def test_an_answer_about_a_finding_is_shown_immediately(bench: Evaluated) 
     assert not bench.evaluator._wake.is_set()
     bench.evaluator.answer(answer_to(question, -1, bench.job.now, dump="d1"))
     assert bench.evaluator._wake.is_set()
+
+
+@in_virtual_time
+async def test_nothing_is_evaluated_often_while_all_is_well(bench: Evaluated) -> None:
+    """Once a second while nothing comes; what comes is evaluated within a quarter of a second, ten
+    messages a second at most four times; four times a second when something is wrong, from the
+    next evaluation on."""
+    is_calm = [True]
+    bench.evaluator.is_calm = lambda: is_calm[0]
+    loop, times = asyncio.get_running_loop(), list[float]()
+    bench.evaluator.settle = lambda now: times.append(loop.time())
+    running = asyncio.create_task(bench.evaluator.run())
+    await asyncio.sleep(10.1)
+    assert len(times) == 10
+    for _ in range(20):
+        bench.evaluator.news()
+        came_s = loop.time()
+        await asyncio.sleep(evaluator.TICK_S + 0.01)
+        assert came_s <= times[-1] <= came_s + evaluator.TICK_S
+        await asyncio.sleep(0.4)
+    times.clear()
+    for _ in range(100):
+        bench.evaluator.news()
+        await asyncio.sleep(0.1)
+    assert len(times) <= 41
+    is_calm[0] = False
+    await asyncio.sleep(1.0)
+    times.clear()
+    await asyncio.sleep(10.0)
+    assert 39 <= len(times) <= 41
+    bench.evaluator.stop()
+    await running

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,7 +45,7 @@ from frd.service.metrics.collector import (
     OTHER,
     render,
 )
-from frd.service.metrics.recent_peak import WINDOW_S, RecentPeak
+from frd.service.metrics.recent_peak import WINDOW_S, RecentPeak, measured_loop
 from frd.service.metrics.table import MAX_SUSPECTS, METRICS
 from frd.service.state import CellState, ClusterState, Counters, NodeView, ServiceState
 from tests.world.http_api import Client, Service, finding
@@ -539,3 +541,18 @@ def test_the_peak_is_remembered_for_a_window() -> None:
     assert recent.value(105.0 + WINDOW_S) == 0.0
     recent.add(7.0, 10_000.0)
     assert recent.value(6_400.0) == 0.0
+
+
+def test_what_delays_the_loop_is_measured() -> None:
+    """A callback takes 0.2 s, and the loop sleeps: the delay is about 0.2 s, not the sleep."""
+    lag = RecentPeak()
+
+    async def program() -> None:
+        await asyncio.sleep(0.3)
+        assert lag.value(time.monotonic()) < 0.2
+        time.sleep(0.2)
+        await asyncio.sleep(0)
+
+    with asyncio.Runner(loop_factory=lambda: measured_loop(lag)) as runner:
+        runner.run(program())
+    assert 0.2 <= lag.value(time.monotonic()) < 0.3
