@@ -110,7 +110,7 @@ class Side:
     """A working tree's service, agent and jobs."""
 
     def __init__(self, tree: Path, folder: Path, stack: ExitStack) -> None:
-        self._folder, self._stack = folder, stack
+        self._tree, self._folder, self._stack = tree, folder, stack
         self._env = {"PYTHONPATH": f"{tree}:{tree / 'agents'}", "OMP_NUM_THREADS": "1"}
         self.run_dir = folder / "run"
         grpc, self.http = free_address(), free_address()
@@ -135,6 +135,7 @@ class Side:
             process = subprocess.Popen(
                 [sys.executable, *arguments],
                 env=os.environ | self._env,
+                cwd=self._tree,  # `python -m` looks there first
                 stdout=subprocess.PIPE if name == "service" else log,
                 stderr=log,
                 text=True,
