@@ -79,7 +79,8 @@ SAMPLE_NS: Final = 100_000_000
 READ_NS: Final = 2_000_000
 GIB: Final = 1 << 30
 PAGE: Final = 4_096
-SCRAPE_EVERY_S: Final = 5.0
+SCRAPE_EVERY_S: Final = 15.0
+"""Twice, as two Prometheus servers do; a metric of a lag is the worst of so long."""
 JOB: Final = "fleet"
 
 

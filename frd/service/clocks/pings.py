@@ -34,8 +34,10 @@ STRANGER: Final = "stranger"
 """A stream of an agent session that has no stream of rows."""
 REASONS: Final = (*(refusal.value for refusal in Refusal), PROTOCOL, STRANGER)
 """Every word by which `AgentClocks.refused` counts."""
-PINGS_A_SECOND: Final = 256
-"""Pings a second of all agents together, without bursts at connect; agents get a pause to match."""
+PINGS_A_SECOND: Final = 64
+"""Pings a second of all agents together, without bursts at connect; agents get a pause to match. A
+ping costs the service as much as a message of rows; 256 of them were a third of what a fleet of
+250 agents cost."""
 PAIR: Final = 2
 """Pings that an agent sends in a row."""
 BURST: Final = 32

@@ -35,7 +35,8 @@ from frd.wire.bundle import unbundled
 from frd.wire.encode import encode_service
 from frd.wire.messages import Goodbye, Redirect, Refusal, ResponsePart, ServiceEvent
 
-ACK_EVERY_S: Final = 0.2
+ACK_EVERY_S: Final = 1.0
+"""Agents have room for far more rows than come meanwhile, and an acknowledgement is a message."""
 MAX_STREAMS: Final = 32_768
 ABORTED: Final = "aborted"
 """A stream that ended without Goodbye: the agent was killed, the connection was lost, or gRPC
