@@ -11,7 +11,7 @@ import pytest
 from frd.engine.memory.attempt_memory import Memory
 from frd.engine.policy import Policy
 from frd.model import Confidence, Float64s, Int32s, Int64s, MemoryColumns, SeriesInfo, SeriesKind
-from tests.world.memory import EPOCH, GIB, MIB, History, S, at, last_of_each
+from tests.world.memory import EPOCH, GIB, MIB, History, S, at, last_of_each, refused_of
 from tests.world.seeds import seeds
 
 CAPACITY = 80 * GIB
@@ -190,7 +190,8 @@ def judge(job: Simulated, *, until: int = UNTIL, backwards: bool = False) -> His
             first, stop = feed.node.times.searchsorted((before, second))
             if first < stop:
                 part = slice(first, stop)
-                refused = memory.observe(
+                refused = refused_of(
+                    memory,
                     MemoryColumns(
                         feed.handles,
                         np.full(len(feed.handles), CAPACITY),

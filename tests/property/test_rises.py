@@ -246,7 +246,7 @@ def _live(job: Simulated, dice: np.random.Generator) -> list[Rise]:
         rows = np.flatnonzero(recorded.stream == number)
         info = SeriesInfo(stream.rank, SeriesKind.DEVICE_USED, device_text(stream))
         feeds.append((np.array([memory.series(info)], np.int32), rows))
-    sent = [0] * len(feeds)
+    sent, refused = [0] * len(feeds), list[int]()
     for now in np.arange(begin, int(recorded.begin_ns.max()) + 3 * S, S // 2).tolist():
         for at in dice.permutation(len(feeds)).tolist():
             handle, rows = feeds[at]
@@ -256,8 +256,9 @@ def _live(job: Simulated, dice: np.random.Generator) -> list[Rise]:
                 times = recorded.begin_ns[part]
                 values, capacity = recorded.values[None, part, 2], np.array([_CAPACITY])
                 columns = MemoryColumns(handle, capacity, times - slack, times + slack, values)
-                assert memory.observe(columns, AlignedNs(now)) == 0
+                memory.observe(columns, AlignedNs(now), refused=refused.append)
         memory.advance(AlignedNs(now))
+    assert not refused
     missing = {number for number, (_, rows) in enumerate(feeds) if len(rows) < 2}
     return [rise for rise, _ in memory.rises(missing, is_over=True)]
 

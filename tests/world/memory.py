@@ -147,7 +147,16 @@ def observe(
     begin = EPOCH + np.round(np.array(times) * S).astype(np.int64)
     sizes = np.array(values, np.int64).reshape(len(handles), -1)
     series, each = np.array(handles, np.int32), np.full(len(handles), capacity, np.int64)
-    return memory.observe(MemoryColumns(series, each, begin, begin + S // 1000, sizes), at(now_s))
+    columns = MemoryColumns(series, each, begin, begin + S // 1000, sizes)
+    return refused_of(memory, columns, at(now_s))
+
+
+def refused_of(memory: Memory, columns: MemoryColumns, now: AlignedNs) -> int:
+    """Observe and apply the samples; how many were refused."""
+    refused: list[int] = []
+    memory.observe(columns, now, refused=refused.append)
+    memory._inbox.flush()
+    return sum(refused)
 
 
 class History:
@@ -216,7 +225,8 @@ class Feed:
         part = slice(self._done, stop)
         self._done = stop
         if part.start < part.stop:
-            refused = self._memory.observe(
+            refused = refused_of(
+                self._memory,
                 MemoryColumns(
                     self._series,
                     self._capacity,

@@ -30,6 +30,7 @@ from tests.world.memory import (
     play,
     plus,
     ramp,
+    refused_of,
 )
 
 
@@ -107,11 +108,11 @@ def test_more_samples_than_may_wait_do_not_wait() -> None:
     """Millions come before the engine looks again: they are applied, not kept."""
     memory = made(2_000)
     values = np.full((2_000, 1_000), 7)
-    assert observe(memory, list(range(2_000)), [n / 1000 for n in range(1_000)], values) == 0
-    assert memory.view().used.max() == -1
-    assert observe(memory, list(range(2_000)), [1 + n / 1000 for n in range(1_000)], values) == 0
-    assert observe(memory, [5], [3.0], [9]) == 0
-    assert set(memory.view().used.tolist()) == {7, 9}
+    series, capacity = np.arange(2_000, dtype=np.int32), np.full(2_000, 64 * GIB)
+    for second in (0, 1, 2):
+        begin = EPOCH + second * S + np.arange(1_000) * (S // 1000)
+        memory.observe(MemoryColumns(series, capacity, begin, begin + 1, values), at(60))
+        assert memory.view().used.max() == (7 if second == 2 else -1)
 
 
 def test_series_that_were_turned_away_do_not_hide_others() -> None:
@@ -141,7 +142,7 @@ def test_a_value_may_be_up_to_four_times_its_own_capacity() -> None:
     begin, capacity = np.array([EPOCH + S]), np.array([10, 100]) * GIB
     values = np.array([[41], [90]]) * GIB
     columns = MemoryColumns(np.arange(2, dtype=np.int32), capacity, begin, begin + 1, values)
-    assert memory.observe(columns, at(2)) == 1
+    assert refused_of(memory, columns, at(2)) == 1
     memory.advance(at(2))
     assert memory.view().used.tolist() == [-1, 90 * GIB]
 

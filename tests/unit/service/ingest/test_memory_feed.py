@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from frd.engine.memory.attempt_memory import Memory
+from frd.engine.memory.walk.series import Series
 from frd.engine.policy import Policy
 from frd.engine.views import MemoryView
 from frd.errors import WireError
@@ -76,13 +76,13 @@ def test_times_are_intervals_on_the_services_clock(monkeypatch: pytest.MonkeyPat
     stream = declared(service.stream())
     seen: list[tuple[Int64s, Int64s]] = []
 
-    def observe(_: Memory, columns: MemoryColumns, now: AlignedNs) -> int:
-        seen.append((columns.begin_ns, columns.end_ns))
-        return 0
+    def apply(_: Series, columns: MemoryColumns) -> None:
+        seen.append((columns.begin_ns[0], columns.end_ns[0]))
 
-    monkeypatch.setattr(Memory, "observe", observe)
+    monkeypatch.setattr(Series, "apply", apply)
     batch = samples(stream, [0], [[GIB, GIB]])
     stream.send(batch)
+    service.engine.advance(AlignedNs(service.now))
     ((begin, end),) = seen
     assert (begin == batch.begin_ns + OFFSET - UNKNOWN_UNCERTAINTY_NS).all()
     assert (end == batch.end_ns + OFFSET + UNKNOWN_UNCERTAINTY_NS).all()
@@ -93,9 +93,9 @@ def test_impossible_values_are_counted() -> None:
     service = Service()
     stream = declared(service.stream())
     stream.send(samples(stream, [0, 1], [[-2, 1 << 51], [GIB, 2 * GIB]]))
+    assert memory(service).used.tolist()[:2] == [-1, 2 * GIB]
     assert [refused[:2] for refused in stream.session.take_refused()] == [("memory", 2)]
     assert not stream.session.take_refused()
-    assert memory(service).used.tolist()[:2] == [-1, 2 * GIB]
 
 
 def test_attempts_of_one_stream_are_kept_apart() -> None:
