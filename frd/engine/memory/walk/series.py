@@ -212,61 +212,84 @@ class Series(GrowingColumns):
         row, values = columns.series.astype(np.int64, copy=False), columns.values
         begin, end = columns.begin_ns, columns.end_ns
         n, moments = values.shape
-        has = values >= 0
-        count = has.sum(axis=1)
-        at = np.arange(n)
-        first, last = has.argmax(axis=1), moments - 1 - has[:, ::-1].argmax(axis=1)
+        at, low, top = np.arange(n), values.min(axis=1), values.max(axis=1)
+        first, last, count = np.zeros(n, np.int64), moments - 1, np.full(n, moments)
+        number, seen = np.broadcast_to(np.arange(moments), values.shape), begin
+        if int(low.min()) < 0:
+            has = values >= 0
+            count, number = has.sum(axis=1), np.where(has, has.cumsum(axis=1) - 1, -1)
+            low = np.where(has, values, MOST).min(axis=1)
+            first, last = has.argmax(axis=1), moments - 1 - has[:, ::-1].argmax(axis=1)
+            seen = np.maximum.accumulate(np.where(has, begin, 0), axis=1)
         first_begin, last_begin, last_end = begin[at, first], begin[at, last], end[at, last]
         is_new = self.first[row] == 0
         self.first[row[is_new]] = first_begin[is_new]
-        self._see_gaps(row, np.where(has, begin, 0))
+        self._see_gaps(row, seen)
         self.samples[row] += count
         self.gap[row] = (last_begin - self.first[row]) // np.maximum(self.samples[row] - 1, 1)
         self._set_capacity(row, columns.capacity)
-        top = values.max(axis=1)
-        low = np.where(has, values, MOST).min(axis=1)
         self.begin[row], self.end[row] = last_begin, last_end
         self.value[row], self.top[row] = values[at, last], top
         self.trend.add(*self.recent.add(row, first_begin, low, top))
-        is_calm = self._is_calm(row, low, top, count)
-        calm = row[is_calm]
-        if len(calm):
-            near_low = has[is_calm] & (values[is_calm] <= self._near_low(calm)[:, None])
-            was_low = near_low.any(axis=1)
-            newest = moments - 1 - near_low[:, ::-1].argmax(axis=1)
-            lows = begin[is_calm][np.arange(len(calm)), newest]
-            self.low_at[calm[was_low]] = lows[was_low]
-            self.below[calm] = last_begin[is_calm]
-            self.levels.add(calm, low[is_calm], top[is_calm], count[is_calm])
-        if len(calm) < n:
-            rows, begin, end, values = (one[~is_calm] for one in (row, begin, end, values))
-            for b, e, v in zip(begin.T, end.T, values.T, strict=True):
-                is_sample = v >= 0
-                self._moment(rows[is_sample], b[is_sample], e[is_sample], v[is_sample])
-        rising = row[self.rising[row]]
+        done = self._take_calm(row, begin, values, number, count)
+        left = np.flatnonzero(done < count)
+        row, begin, end, values, number, done = (
+            one[left] for one in (row, begin, end, values, number, done)
+        )
+        for b, e, v, which in zip(begin.T, end.T, values.T, number.T, strict=True):
+            if (is_due := which >= done).any():
+                self._moment(row[is_due], b[is_due], e[is_due], v[is_due])
+        rising = columns.series[self.rising[columns.series]]
         if len(rising):
             self._judge(rising)
 
     def _see_gaps(self, row: Int64s, begin: Int64s) -> None:
-        """Where there was no sample for long: `begin` is 0 where a series has none."""
+        """Where there was no sample for long: a series without one repeats what came before."""
         newest = np.where(self.begin[row] > 0, self.begin[row], self.first[row])
-        at = np.maximum.accumulate(np.column_stack((newest, begin)), axis=1)
+        at = np.column_stack((newest, np.maximum(newest[:, None], begin)))
         gaps = np.diff(at, axis=1)
-        longest = gaps.argmax(axis=1)
-        pick = np.arange(len(row))
-        quiet = gaps[pick, longest] > np.maximum(STEPS * self.gap[row], BATCH_NS)
-        if quiet.any():
-            row, pick, longest = row[quiet], pick[quiet], longest[quiet]
+        is_quiet = gaps.max(axis=1) > np.maximum(STEPS * self.gap[row], BATCH_NS)
+        if is_quiet.any():
+            row, at, longest = row[is_quiet], at[is_quiet], gaps[is_quiet].argmax(axis=1)
+            pick = np.arange(len(row))
             self.quiet_from[row], self.quiet_to[row] = at[pick, longest], at[pick, longest + 1]
 
-    def _is_calm(self, row: Int64s, low: Int64s, top: Int64s, count: Int64s) -> Bools:
-        """Nothing of these series needs to be followed sample by sample."""
+    def _take_calm(
+        self, row: Int64s, begin: Int64s, values: Int64s, number: Int64s, count: Int64s
+    ) -> Int64s:
+        """Apply samples as long as nothing of their series needs to be followed one by one, each
+        time those that fit into the open cell of its level. `number` numbers the samples of each
+        series. Returns how many of each are applied."""
+        done, left = np.zeros(len(row), np.int64), np.arange(len(row))
+        while len(left):
+            at, was = row[left], done[left]
+            fits = self.levels.span[at] - self.levels.open_samples[at]
+            upto = np.minimum(count[left], was + fits)
+            which = number[left]
+            is_in = (which >= was[:, None]) & (which < upto[:, None])
+            sizes = values[left]
+            low = np.where(is_in, sizes, MOST).min(axis=1)
+            top = np.where(is_in, sizes, -1).max(axis=1)
+            calm = np.flatnonzero(self._is_calm(at, low, top, upto - was < fits))
+            at, left, times, is_in = at[calm], left[calm], begin[left[calm]], is_in[calm]
+            is_low = is_in & (sizes[calm] <= self._near_low(at)[:, None])
+            last = np.where(is_low, times, 0).max(axis=1)
+            self.low_at[at[last > 0]] = last[last > 0]
+            self.below[at] = np.where(is_in, times, 0).max(axis=1)
+            self.levels.add(at, low[calm], top[calm], (upto - was)[calm])
+            self._learn(self.levels.full(at))
+            done[left] = upto[calm]
+            left = left[done[left] < count[left]]
+        return done
+
+    def _is_calm(self, row: Int64s, low: Int64s, top: Int64s, stays_open: Bools) -> Bools:
+        """Nothing of samples that leave the cell open, or complete it, needs to be followed."""
         calm = self.known[row] & (top <= self.band[row]) & ~self.excursions.out[row]
         rising = self.rising[row]
         if rising.any():
-            calm &= ~rising | ((low > self._floor(row)) & (self.back[row] == 0))
-        levels = self.levels
-        return calm & (levels.open_samples[row] + count < levels.span[row])
+            goes_on = stays_open & (low > self._floor(row)) & (self.back[row] == 0)
+            calm &= ~rising | goes_on
+        return calm
 
     def _near_low(self, row: Int64s) -> Int64s:
         low: Int64s = self.low[row] + (self.band[row] - self.low[row]) // QUARTER
