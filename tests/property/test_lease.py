@@ -144,9 +144,9 @@ async def test_a_former_owner_returns_while_others_claim() -> None:
             owner, other = cluster.services["a"], cluster.services["b"]
             had = set(owner.cells)
             cluster.cut_off("a", 60.0)
+            other.faults.delay_s = 1.0
             while other.lease._ownership.living != ["b"]:
                 await asyncio.sleep(0.02)
-            other.faults.delay_s = 1.0
             await asyncio.sleep(early * 0.05)
             owner.faults.no_leader_until = 0.0
             await asyncio.sleep(8.0)

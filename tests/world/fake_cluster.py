@@ -59,7 +59,7 @@ class Faults:
             raise NoAnswer
         await self._lose(self.lost_requests)
 
-    async def late(self, write: Callable[[], None]) -> None:
+    async def late(self, write: Callable[[], object]) -> None:
         if self.late_writes and self.random.random() < self.late_writes:
             loop = asyncio.get_running_loop()
             loop.call_later(self.random.uniform(0, self.late_s), write)
