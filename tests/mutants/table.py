@@ -150,6 +150,6 @@ MUTANTS: Final = (
            "a replica that was stopped is sure as soon as it continues"),
     Mutant("frd.cluster", "HeartbeatLease._claim", Swap(ast.NotEq, ast.Is), "property/lease",
            "a replica takes a cell whose owner has written a heartbeat meanwhile"),
-    Mutant("frd.cluster", "HeartbeatLease._run", Swap(ast.Gt, ast.Lt, 1), "property/lease",
+    Mutant("frd.cluster", "HeartbeatLease._is_idle", Swap("_IDLE_S", "_START_S"), "property/lease",
            "the heartbeats of a service that hangs go on"),
 )  # fmt: skip
