@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from uuid import uuid4
 
 import pytest
 
 from frd.cluster.cluster import STATE, CellStore, CellValue, Superseded
+from frd.cluster.nats.cells import JetStreamCells
+from frd.cluster.nats.connection import Ack, Connection, Unanswered
 from frd.cluster.registry import Conflict, RegistryUnavailable
 from tests.contract.conftest import Client, World
 from tests.world.fake_cluster import Loss
-from tests.world.nats_clients import nats_client, options_for
+from tests.world.nats_clients import Lossy, nats_client, options_for
 from tests.world.nats_servers import NatsServers
 
 pytestmark = pytest.mark.xdist_group("nats")
@@ -222,3 +225,40 @@ async def test_a_foreign_message_among_values(servers: NatsServers) -> None:
         await tail.aclose()  # type: ignore[attr-defined]
         with pytest.raises(ValueError, match="an id has letters"):
             await values.put(7, claim, "a.b", b"3")
+
+
+class Late(Lossy):
+    """A connection whose first write has no answer and stays on the way, as in a server that is
+    stopped."""
+
+    def __init__(self, real: Connection) -> None:
+        super().__init__(real, [])
+        self._held: tuple[str, bytes, Mapping[str, str]] | None = None
+
+    async def publish(self, subject: str, data: bytes, headers: Mapping[str, str]) -> Ack:
+        if self._held is None:
+            self._held = subject, data, dict(headers)
+            raise Unanswered("held")
+        return await super().publish(subject, data, headers)
+
+    async def arrive(self) -> None:
+        assert self._held is not None
+        await super().publish(*self._held)
+
+
+@pytest.mark.nats
+async def test_a_write_that_arrives_after_a_newer_one(servers: NatsServers) -> None:
+    """A write has no answer, the owner stores a newer version, or the same one and then a newer
+    one, and then the first write arrives: the newer version stays."""
+    for again in (False, True):
+        async with nats_client(options_for(servers, f"t{uuid4().hex[:8]}")) as client:
+            claim = await client.registry.put("c.07", b"one", 0)
+            connection = Late(client.connection)
+            values = JetStreamCells(client.thread, connection, client.options.name)
+            with pytest.raises(RegistryUnavailable):
+                await values.put(7, claim, "a", b"old")
+            if again:
+                await values.put(7, claim, "a", b"old")
+            await values.put(7, claim, "a", b"new")
+            await client.thread.call(connection.arrive())
+            assert [value.data for value in await values.of_cell(7)] == [b"new"]

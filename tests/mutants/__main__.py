@@ -45,9 +45,9 @@ def _try(number: int) -> str:
     mutant = MUTANTS[number]
     ran = _pytest(_files(mutant), str(number))
     last = (ran.stdout.splitlines() or [""])[-1]
-    if ran.returncode == _TESTS_FAILED:
-        failed = [line for line in ran.stdout.splitlines() if line.startswith("FAILED")]
-        return f"killed by {failed[0].split()[1] if failed else last}"
+    failed = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if ran.returncode == _TESTS_FAILED and failed:  # a mistake that does not fit ends with 1, too
+        return f"killed by {failed[0].split()[1]}"
     if ran.returncode == 0:
         return f"SURVIVED: {mutant.why}"
     return f"NOT TRIED: {(ran.stderr.splitlines() or [last])[-1]}"

@@ -7,11 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.mutants.edits import Edit, Instead, Say, Swap, Without
-from tests.mutants.mistakes import (
-    append_after_reading_again,
-    append_with_a_window,
-    observe_by_clock,
-)
+from tests.mutants.mistakes import observe_by_clock, store_after_reading_again
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,22 +131,25 @@ MUTANTS: Final = (
     Mutant("frd.cluster.heartbeats", "HeartbeatLease._run", Swap("_put", "_beat"),
            "property/lease",
            "heartbeats in quick succession count others as dead that had no time for theirs"),
-    Mutant(_NATS, "JetStreamLog._store", Say("Nats-Expected-Last-Sequence", "Frd-Expected"),
-           "contract/log", "an owner does not say after which bundle its own one belongs"),
-    Mutant(_NATS, "JetStreamLog._append", Instead(append_with_a_window), "contract/log",
-           "several bundles are in flight, and one takes the place that a fence has freed"),
-    Mutant(_NATS, "JetStreamLog._append", Instead(append_after_reading_again), "contract/log",
-           "an owner that was fenced goes on where the log ends now"),
+    Mutant(_NATS, "JetStreamCells._store", Say("Nats-Expected-Last-Subject-Sequence", "Frd-Last"),
+           "contract/cells", "an owner does not say which claim it writes for"),
+    Mutant(_NATS, "JetStreamCells._store",
+           Say("Nats-Expected-Last-Subject-Sequence-Subject", "Frd-Subject"),
+           "contract/cells", "the sequence of a claim is expected of another subject"),
+    Mutant(_NATS, "JetStreamCells._put", Swap(ast.Eq, ast.NotEq, 1), "contract/cells",
+           "an owner writes while an earlier write of it is still on the way, and loses the newer"),
+    Mutant(_NATS, "JetStreamCells._store", Instead(store_after_reading_again), "contract/cells",
+           "an owner that was superseded goes on with the number of the new claim"),
     Mutant(_NATS, "Connection.open", Without("_spawn"), "contract/faults",
            "a client that has ended for good is never replaced"),
-    Mutant("frd.service.journal", "ReplicatedLog._run", Swap("LogLost", "Fenced"),
-           "unit/service/journal/replicated",
-           "the owner of a cell takes its log again after it was fenced"),
-    Mutant("frd.service.journal", "ReplicatedLog.stored", Swap("_released", "position"),
-           "unit/service/journal/replicated property/acknowledgements",
-           "rows are acknowledged before they are in the log"),
     Mutant("frd.cluster", "Ownership._observe", Instead(observe_by_clock), "property/lease",
            "living replicas lose their cells because the registry was not there"),
-    Mutant("frd.cluster", "HeartbeatLease._run", Swap(ast.Gt, ast.Lt, 1), "property/lease",
+    Mutant("frd.cluster", "HeartbeatLease._write", Swap(ast.GtE, ast.Lt), "property/lease",
+           "a replica is sure again before it has read its claims"),
+    Mutant("frd.cluster", "HeartbeatLease._write", Swap("SURE_S", "_START_S"), "property/lease",
+           "a replica that was stopped is sure as soon as it continues"),
+    Mutant("frd.cluster", "HeartbeatLease._claim", Swap(ast.NotEq, ast.Is), "property/lease",
+           "a replica takes a cell whose owner has written a heartbeat meanwhile"),
+    Mutant("frd.cluster", "HeartbeatLease._is_idle", Swap("_IDLE_S", "_START_S"), "property/lease",
            "the heartbeats of a service that hangs go on"),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from frd.cluster.registry import Entry
 from frd.errors import ClusterError
 from tests.world.lease_services import Cluster, Service, settled
 from tests.world.seeds import seeds
-from tests.world.virtual_time import in_virtual_time
+from tests.world.virtual_time import VirtualLoop, in_virtual_time
 
 
 async def trouble(cluster: Cluster, dice: random.Random, names: Sequence[str]) -> None:
@@ -87,10 +87,11 @@ async def test_a_replica_is_sure_while_its_heartbeats_are_confirmed() -> None:
     """A replica is sure, without a break, until `SURE_S` after its last heartbeat; NATS answers
     again: it is sure again within a second, and nothing has moved. It is not sure after its end."""
     loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
     async with settled("a", "b", "c") as cluster:
         service = cluster.services["a"]
         broken: list[float] = []
-        loop.after_each_step.append(  # type: ignore[attr-defined]
+        loop.after_each_step.append(
             lambda: None if service.lease.is_sure else broken.append(loop.time())
         )
         await asyncio.sleep(20)
@@ -144,9 +145,9 @@ async def test_a_former_owner_returns_while_others_claim() -> None:
             owner, other = cluster.services["a"], cluster.services["b"]
             had = set(owner.cells)
             cluster.cut_off("a", 60.0)
+            other.faults.delay_s = 1.0
             while other.lease._ownership.living != ["b"]:
                 await asyncio.sleep(0.02)
-            other.faults.delay_s = 1.0
             await asyncio.sleep(early * 0.05)
             owner.faults.no_leader_until = 0.0
             await asyncio.sleep(8.0)
@@ -183,14 +184,22 @@ async def test_a_crashed_owner_is_replaced_in_time() -> None:
 @in_virtual_time
 async def test_no_leader_moves_nothing() -> None:
     """The registry has no leader for a minute: every replica keeps its cells and reports that it
-    is not connected; after that nothing has moved."""
+    is not connected; none is ever taken for dead, and after that nothing has moved."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
     async with settled("a", "b", "c") as cluster:
+        living: set[int] = set()
+        loop.after_each_step.append(
+            lambda: living.update(len(s.lease.view.replicas) for s in cluster.services.values())
+        )
         before = {name: set(s.cells) for name, s in cluster.services.items()}
-        cluster.no_leader(60.0)
+        for name, seconds in zip("abc", (60.0, 60.4, 60.8), strict=True):
+            cluster.cut_off(name, seconds)  # one learns before the other that there is a leader
         await asyncio.sleep(30)
         assert not any(s.lease.view.connected for s in cluster.services.values())
         await asyncio.sleep(34)
         assert cluster.problem() is None
+        assert living == {3}
         assert {name: set(s.cells) for name, s in cluster.services.items()} == before
 
 

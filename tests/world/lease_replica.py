@@ -42,9 +42,12 @@ class Replica:
 
     async def run(self) -> None:
         await self._cluster.lease.start(self)
+        was_sure = True
         while True:
             self._cluster.lease.ticked()
-            await asyncio.sleep(0.25)
+            if was_sure != (was_sure := self._cluster.lease.is_sure):
+                say("sure" if was_sure else "unsure", -1)
+            await asyncio.sleep(0.05)
 
     async def _own(self, cell: int, claim: int) -> None:
         values = self._cluster.values

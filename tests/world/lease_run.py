@@ -130,14 +130,23 @@ def frozen_owner(replicas: Replicas, member: str) -> tuple[float, float]:
     time.sleep(8.0)
     taken = [event for event in replicas.moves(began) if event.member != member]
     assert {event.cell for event in taken} == cells, "and no others"
-    replicas.thaw(member)
     continued = time.monotonic()
+    replicas.thaw(member)
 
     def fenced() -> list[Event]:
         return [e for e in list(replicas.events) if e.what == "fenced" and e.at >= continued]
 
     until(lambda: {event.cell for event in fenced()} == cells, "fences")
     until(lambda: not replicas.cells(member), "losses")
+
+    def said(*what: str) -> list[Event]:
+        own = [e for e in list(replicas.events) if e.member == member and e.at >= continued]
+        return [e for e in own if e.what in what]
+
+    until(lambda: said("sure"), "sureness")
+    sure = said("sure")[0].at
+    assert said("sure", "unsure", "lost", "fenced")[0].what == "unsure", "before it hears anything"
+    assert {e.cell for e in said("lost", "fenced") if e.at <= sure} == cells, "it drops them first"
     return max(e.at for e in taken) - began, max(e.at for e in fenced()) - continued
 
 
