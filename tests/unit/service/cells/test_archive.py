@@ -286,7 +286,7 @@ async def test_each_owner_can_replay_what_it_had(
     the cell, where the hang goes on; then the first one has it again. Each version of the finding
     that a replica had is in its journal, and there is one id."""
     caplog.set_level(logging.ERROR)
-    ids, stuck_at, began = set(), None, time.time_ns()
+    ids, stuck_at, began = set[str](), None, time.time_ns()
     for name in ("a", "b", "a"):
         cell = await begun(owners, await owners.open(virtual(began), name))
         job = Job(cell, stuck_at)
