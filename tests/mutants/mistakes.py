@@ -10,34 +10,6 @@ whose names it uses.
 from __future__ import annotations
 
 
-async def append_with_a_window(self, data):
-    """`JetStreamLog._append`: a bundle expects the place after those in flight."""
-    if not self._epoch:
-        raise Fenced(self._stream)
-    self._last += 1
-    expected = str(self._last - 1)
-    headers = {
-        **{EPOCH: str(self._epoch), _ID: self._identity(data)},
-        **{"Nats-Expected-Stream": self._stream, "Nats-Expected-Last-Sequence": expected},
-    }
-    try:
-        return (await self._connection.publish(self._subject, data, headers)).number
-    except Refused:
-        raise Fenced(self._stream) from None
-
-
-async def append_after_reading_again(self, data):
-    """`JetStreamLog._append`: a refused owner reads where the log ends, and goes on there."""
-    async with self._lock:
-        if not self._epoch:
-            raise Fenced(self._stream)
-        while True:
-            try:
-                return await self._store(data, {EPOCH: str(self._epoch)}, self._deadline())
-            except (Fenced, LogLost):
-                self._last = await self._end(self._deadline())
-
-
 def observe_by_clock(self, heartbeats):
     """`Ownership._observe`: a replica is silent by the clock, and not by our own heartbeats."""
     now = __import__("asyncio").get_running_loop().time()

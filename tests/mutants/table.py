@@ -7,11 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.mutants.edits import Edit, Instead, Say, Swap, Without
-from tests.mutants.mistakes import (
-    append_after_reading_again,
-    append_with_a_window,
-    observe_by_clock,
-)
+from tests.mutants.mistakes import observe_by_clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,20 +131,25 @@ MUTANTS: Final = (
     Mutant("frd.cluster.heartbeats", "HeartbeatLease._run", Swap("_put", "_beat"),
            "property/lease",
            "heartbeats in quick succession count others as dead that had no time for theirs"),
-    Mutant(_NATS, "JetStreamLog._store", Say("Nats-Expected-Last-Sequence", "Frd-Expected"),
-           "contract/log", "an owner does not say after which bundle its own one belongs"),
-    Mutant(_NATS, "JetStreamLog._append", Instead(append_with_a_window), "contract/log",
-           "several bundles are in flight, and one takes the place that a fence has freed"),
-    Mutant(_NATS, "JetStreamLog._append", Instead(append_after_reading_again), "contract/log",
-           "an owner that was fenced goes on where the log ends now"),
     Mutant(_NATS, "Connection.open", Without("_spawn"), "contract/faults",
            "a client that has ended for good is never replaced"),
-    Mutant("frd.service.journal", "ReplicatedLog._run", Swap("LogLost", "Fenced"),
-           "unit/service/journal/replicated",
-           "the owner of a cell takes its log again after it was fenced"),
-    Mutant("frd.service.journal", "ReplicatedLog.stored", Swap("_released", "position"),
-           "unit/service/journal/replicated property/acknowledgements",
-           "rows are acknowledged before they are in the log"),
+    Mutant(_NATS, "JetStreamCells._store", Say("Nats-Expected-Last-Subject-Sequence", "Frd-No"),
+           "contract/cells", "an owner does not say which claim it has"),
+    Mutant(_NATS, "JetStreamCells._store",
+           Say("Nats-Expected-Last-Subject-Sequence-Subject", "Frd-No"), "contract/cells",
+           "an owner says that its claim is the last version of the value"),
+    Mutant(_NATS, "JetStreamCells._put", Swap(ast.Eq, ast.NotEq, 1), "contract/cells",
+           "a write without an answer arrives after a later one of the same value"),
+    Mutant("frd.service.ingest", "Stream.take_outgoing", Swap(ast.And, ast.Or),
+           "unit/service/cells/owner",
+           "a process that has paused acknowledges rows of a cell that another one has now"),
+    Mutant("frd.service.cells", "Cell._is_sure", Swap(ast.And, ast.Or),
+           "unit/service/cells/owner", "a cell that was lost is acknowledged"),
+    Mutant("frd.service.cells", "SharedArchive.open", Swap("lasts", "goes_on"),
+           "unit/service/cells/archive", "a new owner does not go on with open findings"),
+    Mutant("frd.service.findings", "SharedKeeper._put", Without("refused"),
+           "unit/service/cells/archive",
+           "a superseded owner shows its cell until its lease learns of it"),
     Mutant("frd.cluster", "Ownership._observe", Instead(observe_by_clock), "property/lease",
            "living replicas lose their cells because the registry was not there"),
     Mutant("frd.cluster", "HeartbeatLease._run", Swap(ast.Gt, ast.Lt, 1), "property/lease",
