@@ -96,6 +96,8 @@ class Cluster:
         """`ca_file` signed the certificate; `peers_ca_file` is what the replicas trust, the same by
         default."""
         self.members: dict[str, Member] = {}
+        self.unsure: set[str] = set()
+        """Replicas whose cells others may have taken over; `show` applies it."""
         self._tls = tls
         self._ca_file = ca_file
         self._loop = asyncio.new_event_loop()
@@ -162,6 +164,7 @@ class Cluster:
             shown = ClusterState(
                 replace(view, **others),
                 {CellState.OWNED: len(member.cells), CellState.UNOWNED: CELLS - len(owners)},
+                sure=member.name not in self.unsure,
             )
             member.service.state = replace(member.service.state, cluster=shown)
 

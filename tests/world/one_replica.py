@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from frd.cluster.cells import cell_of
 from frd.cluster.lease import ClusterView, Owner, Replica
 from frd.config import Config
 from frd.engine.matching.learned_pauses import JobPauses
-from frd.model import AlignedNs, Finding, FindingEvent, NodeNs, NodeRawNs
+from frd.model import Finding, FindingEvent, NodeNs, NodeRawNs
 from frd.service.cells.alone import LocalArchive, open_journal
 from frd.service.cells.cell import Common
 from frd.service.cells.cells import Cells
@@ -88,27 +87,21 @@ class Archive:
 
 
 class Contested(LocalArchive):
-    """Another replica claims each cell right after this one has: the first write finds that."""
+    """Another replica claims each cell before the takeover ends, and a write finds that."""
 
-    def __init__(self, refused: Callable[[int], None]) -> None:
-        self._refused = refused
+    def __init__(self) -> None:
+        pass
 
     async def open(self, cell: int, claim: int) -> Opened:
-        learned = JobPauses(JOB, AlignedNs(1))
-        return Opened(NoLog(), RefusedKeeper(partial(self._refused, cell)), (), [learned])
+        return Opened(NoLog(), SupersededKeeper())
 
 
-@dataclass
-class RefusedKeeper(Keeper):
-    """Of an owner whose writes are refused."""
-
-    refused: Callable[[], None]
-    name: str = "nothing"
-
-    is_over: bool = field(default=True, init=False)
+class SupersededKeeper(Keeper):
+    name = "nothing"
+    is_over = True
 
     async def save(self, events: Sequence[FindingEvent], pauses: Sequence[JobPauses]) -> None:
-        self.refused()
+        assert not events
 
 
 @dataclass

@@ -239,10 +239,7 @@ class CellOwner:
 
     def refused(self, cell: int) -> None:
         """A write said that another replica has claimed the cell."""
-        is_new = self._busy.get(cell) is CellState.TAKING_OVER
-        if is_new:
-            self._tasks[cell].cancel()
-        if self._drop(cell, "another replica has claimed it") or is_new:
+        if self._drop(cell, "another replica has claimed it"):
             self.fenced += 1
             self.lease.give_up(cell)
 

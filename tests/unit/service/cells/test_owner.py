@@ -154,7 +154,7 @@ async def test_a_write_that_is_refused_before_the_takeover_ends(tmp_path: Path) 
     """Another replica claims the cell while this one takes it over: the cell is given up, and
     nothing of it is shown."""
     async with replica(tmp_path) as parts:
-        parts.archive.local = Contested(parts.owner.refused)
+        parts.archive.local = Contested()
         parts.owner.gained(CELL, 1, "dead")
         await parts.settle()
         assert CELL not in parts.cells

@@ -288,3 +288,35 @@ def test_a_cell_that_goes_to_another_replica(scene: Scene, receiver: Receiver) -
     scene.send([FindingEvent(Change.CLOSED, finding)])
     arrives(scene, receiver, "opened")
     assert scene.notifier.notified() == []
+
+
+def test_a_service_that_is_not_sure_of_its_jobs(scene: Scene, receiver: Receiver) -> None:
+    """Another replica may have them: the message waits, and is sent once, when the service is
+    sure."""
+    sure = [False]
+    scene.notifier.is_sure = lambda: sure[0]
+    scene.hang()
+    for _ in range(3):
+        scene.pass_s(HOLD_S)
+    assert receiver.asked == 0
+    sure[0] = True
+    scene.pass_s(1)
+    arrives(scene, receiver, "opened")
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_cell_that_another_replica_has_claimed(
+    is_stored: bool, scene: Scene, receiver: Receiver
+) -> None:
+    """A finding opened while the service was not sure, and then its cell was lost. The next owner
+    sends its own message, unless the finding was stored: then it takes this one as sent."""
+    scene.notifier.is_sure = lambda: False
+    scene.hang()
+    finding = scene.published[-1].finding
+    unsaved = () if is_stored else (finding.id,)
+    scene.notifier.forget([finding], lambda one: True, unsaved)
+    scene.notifier.is_sure = lambda: True
+    scene.pass_s(1)
+    if is_stored:
+        arrives(scene, receiver, "opened")
+    assert (receiver.asked, scene.notifier.owed()) == (int(is_stored), [])

@@ -22,6 +22,8 @@ from frd.do_now import shown_json
 from frd.errors import ConfigError
 from frd.model import AlignedNs, Change, FindingEvent
 from frd.service.http.peers.client import PeerClient
+from frd.service.http.peers.questions import CELLS_HEADER
+from frd.service.http.peers.relay import FORWARDED
 from frd.service.state import CellState
 from tests.unit.service.http.three import (
     CLOSED_C,
@@ -269,6 +271,28 @@ def test_a_dead_replica_makes_a_list_incomplete(
     assert answer.status == 503
     assert f"job: {B!r}: replica frd-1 has its cell 30 and does not" in answer.json["error"]
     assert len([line for line in caplog.messages if "frd-1" in line]) == 1
+
+
+@pytest.mark.parametrize("asked", ["frd-0", "frd-1"])
+def test_a_replica_that_is_not_sure_of_its_jobs(tmp_path: Path, asked: str) -> None:
+    """Another replica may have taken over the jobs of frd-1: people see them, and the list names
+    it; Prometheus gets none of them, and frd-1 does not say that it has its cells."""
+    with cluster(tmp_path, SCRIPTS) as three:
+        three.unsure.add("frd-1")
+        three.show(three.urls())
+        for path in ("jobs", "findings?state=open", "health", "cluster"):
+            assert three.ask(asked, f"/api/v1/{path}").json["incomplete"] == ["frd-1"]
+        jobs = three.ask(asked, "/api/v1/jobs").json["jobs"]
+        assert [line["job"] for line in jobs] == sorted([A, B, C])
+        found = three.ask(asked, "/api/v1/findings?state=open").json["findings"]
+        assert [one["id"] for one in found] == [OPEN_B.id, OPEN_A.id]
+        ready = three.ask("frd-1", "/-/ready", headers={FORWARDED: "frd-0"})
+        assert ready.headers[CELLS_HEADER] == ""
+        for name, is_shown in (("frd-0", True), ("frd-1", False)):
+            for path in ("/metrics", "/metrics/findings"):
+                text = three.ask(name, path).body.decode()
+                assert ("training_job=" in text) is is_shown
+        assert "frd_cluster_sure 0" in three.ask("frd-1", "/metrics").body.decode()
 
 
 def test_a_replica_that_hangs_costs_a_bounded_time(tmp_path: Path) -> None:

@@ -101,6 +101,34 @@ def test_each_segment_begins_with_the_live_streams(tmp_path: Path) -> None:
     ]
 
 
+def test_each_segment_begins_with_the_cells_that_are_here(tmp_path: Path) -> None:
+    """Of three cells one goes to another replica: the last segment begins with the other two, as
+    they are now, and nothing is recorded of the one that has left."""
+    recorder = start(tmp_path, segment_bytes=40_000, total_bytes=1_000_000)
+    cells = [recorder.cell(number, b"{}", AlignedNs(2)) for number in (0, 7, 9)]
+    for stream, cell in enumerate(cells, 1):
+        cell.record(RecordKind.OPENED, AlignedNs(3), stream)
+        cell.record(RecordKind.LEARNED, AlignedNs(3), payload=b"a pause")
+    cells[1].end(AlignedNs(4))
+    cells[1].record(RecordKind.CLOSED, AlignedNs(5), 2)
+    cells[2].adopt(b'{"version": "2"}', JournalLimits(segment_bytes=40_000), AlignedNs(5))
+    for at in range(6, 26):
+        cells[0].message(1, AlignedNs(at * 10**9), bytes(17_000), Statuses(()))
+        cells[0].tick(AlignedNs(at * 10**9))
+    recorder.close()
+    assert [r.stream for r in records(tmp_path) if r.kind is RecordKind.LEFT] == [1, 8, 10, 8]
+    assert not [r for r in records(tmp_path) if r.kind is RecordKind.CLOSED]
+    last = records(segments(tmp_path)[-1])
+    assert [(r.kind, r.stream, r.payload) for r in last][1:7] == [
+        (RecordKind.START, 1, b"{}"),
+        (RecordKind.START, 10, b'{"version": "2"}'),
+        (RecordKind.LEARNED, 1, b"a pause"),
+        (RecordKind.LEARNED, 10, b"a pause"),
+        (RecordKind.OPENED, 1, b"1"),
+        (RecordKind.OPENED, 3, b"10"),
+    ]
+
+
 def test_a_slow_disk_drops_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too much is waiting: messages are dropped and counted, except those that later ones need."""
     monkeypatch.setattr(writer, "MAX_WAITING_BYTES", -1)
