@@ -64,14 +64,15 @@ def _lease(servers: NatsServers, folder: Path, runs: int) -> dict[str, object]:
         with three_replicas(servers, name, folder) as replicas:
             figures["leader_moves"].append(killed_leader(replicas))
             servers.heal()
-            stopped_s, fenced_s = frozen_owner(replicas, "b")
+            stopped_s, fenced_s = frozen_owner(replicas, replicas.busiest())
             figures["stopped_s"].append(stopped_s)
             figures["fenced_s"].append(fenced_s)
-            figures["killed_s"].append(killed_owner(replicas, "c"))
-            replicas.begin("c")
+            member = replicas.busiest()
+            figures["killed_s"].append(killed_owner(replicas, member))
+            replicas.begin(member)
             replicas.await_all_owned()
             time.sleep(4.0)  # the new process claims from its sixth heartbeat on
-            figures["both_s"].append(killed_owner_and_leader(replicas, "a"))
+            figures["both_s"].append(killed_owner_and_leader(replicas, replicas.busiest()))
             servers.heal()
             figures["stale_values"].append(asyncio.run(_stale(servers, name)))
     return {key: [round(value, 2) for value in values] for key, values in figures.items()}

@@ -2,9 +2,9 @@
 
 Three real NATS servers that sync each write, one real replica that owns all 64 cells, and a service
 without a cluster, in turns on the same two processors. The agents of `bench.ingest` send entries,
-each at most as far ahead of the acknowledgements as a real agent; then hundreds of them send
-watermarks once a second; then none is connected. With ``--before``, the services of another working
-tree take turns, too, with the quiet agents of that tree. Processor time is that of the whole `frd
+each at most as far ahead of the acknowledgements as a real agent; then none is connected; then the
+agents of `bench.fleet` report a job that is well. With ``--before``, the services of another
+working tree take turns, too, with the agents of that tree. Processor time is that of the whole `frd
 serve` process; the NATS servers' own is reported apart from it, as are the messages and bytes that
 they receive, from each other as well. Rates by wall clock say little while all share two
 processors.
@@ -33,7 +33,8 @@ import grpc.aio
 import numpy as np
 
 from bench import ingest
-from bench.ingest import NODES, RANKS, ROWS, Node, line, started
+from bench.fleet import fleet_agents
+from bench.ingest import NODES, RANKS, ROWS, Node, started
 from bench.report import show
 from frd.model import EntryColumns
 from frd.rpc import CHANNEL_OPTIONS, StreamCall, job_metadata, open_stream
@@ -208,23 +209,21 @@ def rows(target: Target, messages: int) -> dict[str, float]:
     }
 
 
-# -- idle ----------------------------------------------------------------------------------------
+# -- a job that is well ----------------------------------------------------------------------------
 
 
-def idle(target: Target, streams: int, seconds: float) -> dict[str, float]:
-    """Without agents, and with `streams` agents of the target's tree that send watermarks."""
+def well(target: Target, count: int, seconds: float) -> dict[str, float]:
+    """Without agents, and with `count` agents of the target's tree, whose job is well."""
     time.sleep(SETTLE_S)
     none = _shares(target, seconds)
-    trickle = (str(target.tree / "bench/ingest.py"), "--trickle", target.grpc)
-    with started(*trickle, "--streams", str(streams)) as agents:
-        line(agents)
-        time.sleep(SETTLE_S)
+    with fleet_agents(target.tree, count, target.grpc):
+        time.sleep(3 * SETTLE_S)
         some = _shares(target, seconds)
     return {
         **{f"{key}_without_agents": value for key, value in none.items()},
         **some,
-        "us_per_agent_and_s": (some["share"] - none["share"]) / streams * 1e6,
-        "nats_us_per_agent_and_s": (some["nats_share"] - none["nats_share"]) / streams * 1e6,
+        "us_per_agent_and_s": (some["share"] - none["share"]) / count * 1e6,
+        "nats_us_per_agent_and_s": (some["nats_share"] - none["nats_share"]) / count * 1e6,
     }
 
 
@@ -264,9 +263,9 @@ def turns(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
             if options.messages:
                 with services[name]() as target:
                     measured |= rows(target, options.messages)
-            if turn < options.idle_runs:
+            if turn < options.well_runs:
                 with services[name]() as target:
-                    measured |= idle(target, options.streams, options.seconds)
+                    measured |= well(target, options.agents, options.seconds)
             found[name].append(measured)
             print(f"{turn} {name} {_rounded(measured)}", file=sys.stderr, flush=True)
     return found
@@ -282,9 +281,9 @@ def summary(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
         )
     ratios = {
         "cluster_rows_ratio": ("embedded", "cluster", "ns_per_row"),
-        "cluster_idle_ratio": ("cluster", "embedded", "us_per_agent_and_s"),
+        "cluster_well_ratio": ("cluster", "embedded", "us_per_agent_and_s"),
         "embedded_to_before_rows_ratio": ("before", "embedded", "ns_per_row"),
-        "embedded_to_before_idle_ratio": ("embedded", "before", "us_per_agent_and_s"),
+        "embedded_to_before_well_ratio": ("embedded", "before", "us_per_agent_and_s"),
     }
     for ratio, (upper, lower, key) in ratios.items():
         if pairs := _pairs(found.get(upper, ()), found.get(lower, ()), key):
@@ -309,9 +308,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--messages", type=int, default=80, help="of each rank, in each turn; or 0")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--idle-runs", type=int, default=3, help="turns with idle agents, too")
-    parser.add_argument("--streams", type=int, default=512)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of idleness")
+    parser.add_argument("--well-runs", type=int, default=3, help="turns with jobs that are well")
+    parser.add_argument("--agents", type=int, default=500)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each share")
     parser.add_argument("--before", type=Path, metavar="TREE", help="compare its services, too")
     parser.add_argument("--only", nargs="+", choices=SERVICES, help="these services")
     parser.add_argument("--send", metavar="ADDRESS", help=argparse.SUPPRESS)

@@ -294,7 +294,15 @@ def fleet(tree: Path, count: int) -> Iterator[tuple[int, str, list[subprocess.Po
         addresses = "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data-dir", data
         service = _python(stack, tree, "-m", "frd", "serve", *addresses)
         ready = json.loads(_line(service))
-        command = __file__, "--agents", str(count), "--connect", ready["grpc"]
+        senders = stack.enter_context(fleet_agents(tree, count, ready["grpc"]))
+        yield service.pid, ready["http"], senders
+
+
+@contextlib.contextmanager
+def fleet_agents(tree: Path, count: int, address: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """The processes of `count` agents, which all report to the service at `address`."""
+    with contextlib.ExitStack() as stack:
+        command = __file__, "--agents", str(count), "--connect", address
         senders = [_python(stack, tree, *command, "--part", str(part)) for part in range(PROCESSES)]
         for sender in senders:
             _line(sender)
@@ -303,7 +311,7 @@ def fleet(tree: Path, count: int) -> Iterator[tuple[int, str, list[subprocess.Po
             assert sender.stdin is not None
             sender.stdin.write(f"{start_ns}\n")
             sender.stdin.flush()
-        yield service.pid, ready["http"], senders
+        yield senders
 
 
 def cost(tree: Path, options: argparse.Namespace) -> dict[str, float]:
