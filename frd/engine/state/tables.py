@@ -1,6 +1,6 @@
 """The tables of one attempt: ranks, groups, and pairs (one row per group and member).
 
-Columns are plain numpy arrays that grow by a quarter when they are full, so that every frequent question of
+Columns are plain numpy arrays that double when they are full, so that every frequent question of
 the engine ("which pairs wait", "lowest completed of each group") is one pass over one array.
 Handles are rows: a rank's handle is its global rank, groups and pairs count up from 0 in the order
 in which they were declared. The tables hold numbers, whatever they mean, and enforce no limits.
@@ -68,7 +68,7 @@ class GrowingColumns:
     def reserve(self, count: int) -> None:
         """Make rows ``0..count-1`` exist; new ones hold the fill values."""
         if count > self._capacity():
-            capacity = max(count, self._capacity() * 5 // 4, 16)
+            capacity = max(count, 2 * self._capacity(), 16)
             # All of them before the first is replaced: there may be no memory for one.
             grown = {
                 name: np.full((capacity, *shape), fill, dtype)

@@ -233,13 +233,12 @@ class Series(GrowingColumns):
         self.trend.add(*self.recent.add(row, first_begin, low, top))
         done = self._take_calm(row, begin, values, number, count)
         left = np.flatnonzero(done < count)
-        row, begin, end, values, number, done = (
-            one[left] for one in (row, begin, end, values, number, done)
-        )
-        for b, e, v, which in zip(begin.T, end.T, values.T, number.T, strict=True):
+        moving, done = row[left], done[left]
+        by_moment = (one[left].T for one in (begin, end, values, number))
+        for b, e, v, which in zip(*by_moment, strict=True):
             if (is_due := which >= done).any():
-                self._moment(row[is_due], b[is_due], e[is_due], v[is_due])
-        rising = columns.series[self.rising[columns.series]]
+                self._moment(moving[is_due], b[is_due], e[is_due], v[is_due])
+        rising = row[self.rising[row]]
         if len(rising):
             self._judge(rising)
 
