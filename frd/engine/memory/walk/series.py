@@ -215,7 +215,7 @@ class Series(GrowingColumns):
         at, low, top = np.arange(n), values.min(axis=1), values.max(axis=1)
         first, last, count = np.zeros(n, np.int64), moments - 1, np.full(n, moments)
         number, seen = np.broadcast_to(np.arange(moments), values.shape), begin
-        if int(low.min()) < 0:
+        if int(low.min(initial=0)) < 0:
             has = values >= 0
             count, number = has.sum(axis=1), np.where(has, has.cumsum(axis=1) - 1, -1)
             low = np.where(has, values, MOST).min(axis=1)
