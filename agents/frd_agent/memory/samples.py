@@ -24,6 +24,8 @@ from frd_agent.memory.target import NO_SAMPLE, Reading
 _UNSURE_NS: Final = 10_000_000_000
 """A broken stream may have lost this much: writes succeed until keepalive notices the break, after
 7 s."""
+_EVENT_UNSURE_NS: Final = 60_000_000_000
+"""An owner that lost its cell may have got this event: it is not heard, and may not know it yet."""
 _MESSAGE_VALUES: Final = 32_768
 """Of one message: 256 KiB."""
 _MAX_EVENTS: Final = 1_024
@@ -58,7 +60,7 @@ class Samples:
     """By attempt, and whether they are late; the sampler's side only."""
     _waiting: deque[_Moment] = field(default_factory=deque)
     _sent: deque[_Moment] = field(default_factory=deque)
-    """Handed to the present stream, the last `_UNSURE_NS` only."""
+    """Given to the present stream, the last `_UNSURE_NS` only."""
     _bytes: int = 0
     _events: deque[MemoryEvent] = field(default_factory=lambda: deque(maxlen=_MAX_EVENTS))
     _sent_events: deque[MemoryEvent] = field(default_factory=lambda: deque(maxlen=_MAX_EVENTS))
@@ -200,13 +202,13 @@ class Samples:
             (taken if moment.layout is layout else others).append(self._waiting.popleft())
         self._waiting.extendleft(reversed(others))
         self._sent.extend(taken)
-        self._forget_sent(taken[-1].end_ns - _UNSURE_NS)
+        self._forget_sent(taken[-1].end_ns)
         return taken
 
-    def _forget_sent(self, before_ns: int) -> None:
-        while self._sent and self._sent[0].end_ns < before_ns:
+    def _forget_sent(self, newest_ns: int) -> None:
+        while self._sent and self._sent[0].end_ns < newest_ns - _UNSURE_NS:
             self._bytes -= self._sent.popleft().bytes
-        while self._sent_events and self._sent_events[0].at_ns < before_ns:
+        while self._sent_events and self._sent_events[0].at_ns < newest_ns - _EVENT_UNSURE_NS:
             self._sent_events.popleft()
 
 
