@@ -43,6 +43,7 @@ class CellStore(Protocol):
         Raises:
             Superseded: the cell has another claim.
             RegistryUnavailable: no answer in time; whether it is stored is not known.
+            StoreError: this value can never be stored: it is too large.
         """
         ...
 

@@ -297,8 +297,9 @@ class HeartbeatLease:
         mine = dict(self._ownership.mine)
         entries = await asyncio.gather(*(self._registry.get(_claim_key(cell)) for cell in mine))
         for (cell, revision), entry in zip(mine.items(), entries, strict=True):
-            if entry is None or entry.revision != revision:
-                self._ownership.mine.pop(cell, None)
+            is_claimed = entry is None or entry.revision != revision
+            if is_claimed and self._ownership.mine.get(cell) == revision:  # not released meanwhile
+                del self._ownership.mine[cell]
                 self._lose(cell)
 
     async def _resolve(self) -> None:

@@ -139,6 +139,7 @@ class App:
             is_sure=self._is_sure,
         )
         self._notifier.is_asking = self._cells.is_asking
+        self._notifier.is_unstored = self._cells.is_unstored
         self._homes = LateHomes()
         self._ingest = Ingest(
             self._homes, self._admission, stream_bytes_per_s=config.limits.stream_bytes_per_s
@@ -347,7 +348,7 @@ class App:
         self._notifier.forget(
             cell.state.open_findings(),
             lambda finding: self._cells.number_of(finding.job) == number,
-            cell.evaluator.unsaved,
+            cell.evaluator.unannounced,
         )
 
     async def _keep_owed(self) -> None:

@@ -39,7 +39,7 @@ class Cells(dict[int, Cell]):
         super().__init__()
         self.is_cluster = is_cluster
         self._complete = complete
-        self._dropped = dropped
+        self.dropped = dropped
         self.is_sure = is_sure
         self._left = Counters()
         """Of cells that are no longer here. Totals of a process must not fall: Prometheus takes a
@@ -63,7 +63,7 @@ class Cells(dict[int, Cell]):
         counted = replace(cell.state.counters, findings={})
         of_engine = Counters(evicted=cell.state.status_view.evicted)
         self._left = add([self._left, counted, of_engine])
-        self._dropped(number, cell)
+        self.dropped(number, cell)
         return cell
 
     def each(self, what: str, work: Callable[[Cell], None]) -> None:
@@ -93,6 +93,12 @@ class Cells(dict[int, Cell]):
         """A rank that was asked about this open finding has not answered; see `Outcome.asking`."""
         cell = self.get(self.number_of(finding.job))
         return cell is not None and finding.id in cell.evaluator.asking
+
+    def is_unstored(self, finding: Finding) -> bool:
+        """In a cluster: the last change of this finding is not stored yet. Alone, a message does
+        not wait for the disk."""
+        cell = self.get(self.number_of(finding.job)) if self.is_cluster else None
+        return cell is not None and finding.id in cell.evaluator.unsaved
 
     async def dismiss(self, dismissal: Dismissal) -> Finding | None:
         """See `Evaluator.dismiss`."""

@@ -112,10 +112,12 @@ class CellOwner:
             await taken.start(opened.findings, opened.pauses)
         except BaseException:  # cancelled, too: another replica has the cell
             self._abandon(taken)
+            self.cells.dropped(cell, taken)
             raise
         if opened.keeper.is_over:  # before it was among the cells, where `refused` looks for it
             self.fenced += 1
             self._abandon(taken)
+            self.cells.dropped(cell, taken)
             self.lease.give_up(cell)
             return
         if self.common.config() is not config:
@@ -204,13 +206,14 @@ class CellOwner:
             await leaving.close()
             if self.cells.get(cell) is not leaving:
                 return  # another replica has claimed it meanwhile
-            leaving.streams.flush_acks()
             self.cells.drop(cell)
-            await self.lease.release(cell)
+            try:
+                await self.lease.release(cell)
+            finally:  # cancelled, too: its agents must not stay at an engine that is not evaluated
+                leaving.streams.leave(_MOVED, self._address(successor))
+                self.cells.refresh()
         finally:
             self._busy.pop(cell, None)
-        leaving.streams.leave(_MOVED, self._address(successor))
-        self.cells.refresh()
 
     def _address(self, name: str) -> str:
         """Where agents reach another replica; empty: it is not known to live."""

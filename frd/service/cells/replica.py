@@ -8,14 +8,15 @@ of the cells that this process has had.
 from __future__ import annotations
 
 import asyncio
-import itertools
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 from frd import __version__
+from frd.cluster.cells import CELLS
 from frd.cluster.cluster import STATE, CellStore, CellValue
 from frd.cluster.registry import RegistryUnavailable
 from frd.config import Config
@@ -49,9 +50,10 @@ from frd.store.records import RecordKind
 _AGAIN_S: Final = 1.0
 _AHEAD_NS: Final = 1_000_000_000
 """The clock of a former owner may be ahead by so much."""
-_DELETE_EVERY_S: Final = 30.0
-"""One cell is looked at in this time, and so many findings are deleted at most."""
-_DELETED: Final = 50
+_DELETE_EVERY_S: Final = 300.0
+"""One cell is looked at in this time: all its findings are read, which are kept for weeks."""
+_TAKEN_TOGETHER: Final = 4
+"""So many cells are read in the same moment: what one holds may be many megabytes."""
 
 log = logging.getLogger(__name__)
 
@@ -118,9 +120,12 @@ class SharedArchive:
     now: RealTime
     refused: Callable[[int], None] = lambda cell: None
     """Called when another replica has claimed a cell of this one."""
+    _reading: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_TAKEN_TOGETHER))
 
     async def open(self, cell: int, claim: int) -> Opened:
-        left, pauses, last_at = _left(await self.values.of_cell(cell))
+        async with self._reading:
+            values = await self.values.of_cell(cell)
+            left, pauses, last_at = await asyncio.to_thread(_left, values)
         ahead_ns = max(0, last_at - self.now.utc())
         if ahead_ns > _AHEAD_NS:
             log.error(
@@ -161,7 +166,8 @@ def _left(
 
 
 class Deletion:
-    """Deletes closed findings that are too old from the values of this process's cells."""
+    """Deletes closed findings from the values of this process's cells: those that are too old, and
+    of a cell that has more than its share of `store.finding_count` the oldest."""
 
     def __init__(
         self,
@@ -182,23 +188,29 @@ class Deletion:
         if not (cells := sorted(self._cells())):
             return
         self._last = next((cell for cell in cells if cell > self._last), cells[0])
-        before = self._utc() - round(self._config().store.finding_retention_s * 1e9)
+        limits = self._config().store
+        before = self._utc() - round(limits.finding_retention_s * 1e9)
+        most = limits.finding_count // CELLS
         try:
-            old = (v for v in await self._values.of_cell(self._last) if _is_old(v, before))
-            for value in itertools.islice(old, _DELETED):
+            values = await self._values.of_cell(self._last)
+            for value in await asyncio.to_thread(_old, values, before, most):
                 await self._values.delete(value)
         except RegistryUnavailable as error:
             log.warning("cell %d: old findings: %s: not deleted yet", self._last, error)
 
 
-def _is_old(value: CellValue, before: int) -> bool:
-    if value.key == STATE:
-        return False
-    try:
-        finding = decode_finding(value.data)
-    except StoreError:  # of a newer release, which deletes it
-        return False
-    return not finding.lasts and (finding.closed_at or finding.opened_at) < before
+def _old(values: Sequence[CellValue], before: int, most: int) -> Sequence[CellValue]:
+    """Those to delete, so that `most` are left."""
+    over: list[tuple[int, CellValue]] = []
+    for value in values:
+        if value.key != STATE:
+            with contextlib.suppress(StoreError):  # of a newer release, which deletes it
+                finding = decode_finding(value.data)
+                if not finding.lasts:
+                    over.append((finding.closed_at or finding.opened_at, value))
+    over.sort(key=lambda one: one[0])
+    excess = max(0, len(over) - most)
+    return [value for n, (at, value) in enumerate(over) if n < excess or at < before]
 
 
 async def copy(values: CellStore, store: FindingStore) -> None:

@@ -106,6 +106,12 @@ class Evaluator:
         """Ids of findings of which the last change is not stored."""
         return frozenset(self._unsaved)
 
+    @property
+    def unannounced(self) -> frozenset[str]:
+        """Those of which the opening or the closing is not stored: the next owner announces it."""
+        unsaved = self._unsaved.items()
+        return frozenset(id_ for id_, one in unsaved if one.change is not Change.UPDATED)
+
     def kept_back(self) -> list[Finding]:
         """Findings that are published but not stored. Any thread may call this."""
         published = {finding.id for finding in self.state.status_view.findings}
@@ -166,13 +172,15 @@ class Evaluator:
         not end the service: streams, dumps and earlier findings still work."""
         loop = asyncio.get_running_loop()
         due_s = loop.time() + TICK_S
-        while not self._stopping:
+        is_last = False
+        while not is_last:
             if self.is_calm():
                 await _within(due_s - TICK_S + CALM_TICK_S, self._news)
             await _within(due_s, self._wake)
             due_s = loop.time() + TICK_S
             self._wake.clear()
             self._news.clear()
+            is_last = self._stopping
             with self._faults.logged("evaluation, whose findings are stale now"):
                 await self.evaluate()
         if self._saving is not None:
@@ -232,7 +240,7 @@ class Evaluator:
             ended = [FindingEvent(Change.UPDATED, people.said(one, utc)) for one in over]
             self.prepare(events)
             await self._save([*events, *_of_closed(marked), *ended])
-            if self._is_abandoned:
+            if self.keeper.is_over:
                 return
             self._count(events)
             state = self.project(status_view)

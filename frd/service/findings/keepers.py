@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from frd.cluster.cluster import STATE, CellStore, Superseded
 from frd.engine.matching.learned_pauses import KEPT_JOBS, JobPauses
-from frd.errors import FrdError
+from frd.errors import FrdError, StoreError
 from frd.model import AlignedNs, FindingEvent
 from frd.service.journal.payloads import (
     Handover,
@@ -20,7 +21,11 @@ from frd.service.journal.payloads import (
 )
 from frd.store.findings import FindingStore
 
+log = logging.getLogger(__name__)
+
 _CLOSE_WITHIN_S: Final = 1.5
+_PAUSES_BYTES: Final = 700_000
+"""Of a cell's jobs, so that they fit into one message when they are JSON within JSON."""
 
 
 class Keeper(Protocol):
@@ -83,7 +88,10 @@ class SharedKeeper(Keeper):
     async def save(self, events: Sequence[FindingEvent], pauses: Sequence[JobPauses]) -> None:
         async with self._saving:
             for event in events:
-                await self._put(event.finding.id, encode_finding(event.finding))
+                try:
+                    await self._put(event.finding.id, encode_finding(event.finding))
+                except StoreError as error:  # for good: the others do not wait for it
+                    log.error("%s: not stored: %s", self.name, error)
             if pauses:
                 self._learn(pauses)
                 await self._put_state()
@@ -104,8 +112,10 @@ class SharedKeeper(Keeper):
             del self.pauses[job]
 
     async def _put_state(self) -> None:
-        pauses = encode_pauses(self.pauses.values()).decode("ascii")
-        await self._put(STATE, encode_payload(Handover(self.utc(), pauses)))
+        while len(pauses := encode_pauses(self.pauses.values())) > _PAUSES_BYTES:
+            for job in list(self.pauses)[: len(self.pauses) // 4 + 1]:
+                del self.pauses[job]  # of jobs that have learned nothing for longest
+        await self._put(STATE, encode_payload(Handover(self.utc(), pauses.decode("ascii"))))
 
     async def _put(self, key: str, data: bytes) -> None:
         if self.is_over:
@@ -113,6 +123,7 @@ class SharedKeeper(Keeper):
         try:
             await self.values.put(self.cell, self.claim, key, data)
         except Superseded:
-            self.is_over = True
-            self.refused(self.cell)
+            if not self.is_over:  # otherwise this process may have a newer claim on the cell
+                self.is_over = True
+                self.refused(self.cell)
             raise

@@ -77,6 +77,8 @@ class Notifier:
     most for `HOLD_S`, and then has the newest version of the finding."""
     is_sure: Callable[[], bool] = lambda: True
     """Otherwise another process may have the jobs, and may send the same: messages wait."""
+    is_unstored: Callable[[Finding], bool] = lambda finding: False
+    """The next owner would not know of this change, and would send the same: messages wait."""
     _known: dict[str, Notified] = field(default_factory=dict)
     """By id of the open finding."""
     _recalled: dict[str, Notified] = field(default_factory=dict)
@@ -104,18 +106,19 @@ class Notifier:
         self,
         left: Sequence[Finding],
         is_gone: Callable[[Finding], bool],
-        unsaved: Collection[str],
+        unannounced: Collection[str],
     ) -> None:
         """The findings for which `is_gone` are no longer this process's; `left` are the open ones.
         The next owner takes the messages about what is stored as sent, so they wait no longer; of
-        `unsaved` changes it knows nothing, and sends its own messages."""
+        what has happened to those that are `unannounced` it knows nothing, and sends its own
+        messages."""
         for finding in left:
             self._known.pop(finding.id, None)
         for id_, ready in list(self._ready.items()):
             if not is_gone(ready.finding):
                 continue
             self._known.pop(id_, None)
-            if id_ in unsaved:
+            if id_ in unannounced:
                 self._withdraw(id_)
             else:
                 self._send(id_)
@@ -148,8 +151,14 @@ class Notifier:
                 self._follow(finding, known)
 
     def owed(self) -> list[Owed]:
-        """Any thread may call it."""
-        return list(self._owed.values())
+        """Any thread may call it. Not what the next owner of the cell would make again."""
+        made_again = {
+            id(message)
+            for ready in list(self._ready.values())
+            if self.is_unstored(ready.finding)
+            for _, message in ready.messages
+        }
+        return [one for one in list(self._owed.values()) if id(one) not in made_again]
 
     def notified(self) -> list[Notified]:
         """Any thread may call it."""
@@ -196,8 +205,9 @@ class Notifier:
 
     def close(self) -> None:
         """Give queued messages a few seconds, then end. For a worker thread."""
-        for id_ in [id_ for id_, ready in self._ready.items() if ready.is_published]:
-            if self.is_sure():  # otherwise the next process goes on with it
+        for id_, ready in list(self._ready.items()):
+            is_due = ready.is_published and not self.is_unstored(ready.finding)
+            if is_due and self.is_sure():  # otherwise the next process goes on with it
                 self._send(id_)
         for sender in self._senders:
             sender.stop(when_empty=True)
@@ -242,6 +252,8 @@ class Notifier:
             self._ready[finding.id] = _Ready(finding, since, before, made)
 
     def _waits(self, ready: _Ready) -> bool:
+        if self.is_unstored(ready.finding):
+            return True
         is_early = 0 <= self.now() - ready.since < HOLD_S * 1e9
         return is_early and ready.finding.state is _OPEN and self.is_asking(ready.finding)
 

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from frd.cluster.cells import CELLS
 from frd.cluster.cluster import Superseded
 from frd.config import Config
 from frd.engine.matching.learned_pauses import JobPauses
-from frd.errors import FrdError
+from frd.errors import FrdError, StoreError
 from frd.forms import later
 from frd.model import (
     AlignedNs,
@@ -169,6 +170,50 @@ async def test_a_write_without_an_answer_is_made_again(owners: Owners, finding: 
         assert await owners.findings() == [noted]
 
 
+async def test_a_value_that_can_never_be_stored(
+    owners: Owners, finding: Finding, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One finding is too large for NATS: those after it are stored, and the log says so."""
+    opened, put = await owners.open(), owners.values.put
+
+    async def refuse(cell: int, claim: int, key: str, data: bytes) -> int:
+        if key == "large":
+            raise StoreError("large: 1000000 bytes")
+        return await put(cell, claim, key, data)
+
+    owners.values.put = refuse  # type: ignore[method-assign]
+    await saved(opened, replace(finding, id="large"), finding)
+    assert "large: 1000000 bytes" in caplog.text
+    assert await owners.findings() == [finding]
+
+
+async def test_what_jobs_have_learned_fits_into_a_message(owners: Owners) -> None:
+    """Of more pauses than one message holds, those that were learned last stay."""
+    opened = await owners.open()
+    learned = [JobPauses(f"{n:04}" * 1_000, AlignedNs(n)) for n in range(250)]
+    await opened.keeper.save([], learned)
+    (state,) = await owners.values.of_cell(CELL)
+    assert len(state.data) < 901_000
+    kept = (await owners.open()).pauses
+    assert kept == learned[-len(kept) :]
+    assert len(kept) > 100
+
+
+async def test_a_late_refusal_of_an_earlier_claim(owners: Owners, finding: Finding) -> None:
+    """This process has lost the cell, and may have it again: it is not dropped a second time."""
+    opened, put = await owners.open(), owners.values.put
+
+    async def late(cell: int, claim: int, key: str, data: bytes) -> int:
+        opened.keeper.abandon()
+        await owners.claim()
+        return await put(cell, claim, key, data)
+
+    owners.values.put = late  # type: ignore[method-assign]
+    with pytest.raises(Superseded):
+        await saved(opened, finding)
+    assert not owners.refused
+
+
 async def test_values_of_a_newer_release(
     owners: Owners, finding: Finding, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -218,6 +263,17 @@ async def test_old_findings_are_deleted(owners: Owners, finding: Finding) -> Non
     await deletion.look()
     await deletion.look()
     assert {one.id for one in await owners.findings()} == {finding.id, "d", "o1"}
+
+
+async def test_a_cell_keeps_so_many_closed_findings(owners: Owners, finding: Finding) -> None:
+    """Of a job whose findings open and close all the time, the oldest are deleted."""
+    opened = await owners.open()
+    over = [replace(later(closed(finding), n * 10**6), id=f"o{n}") for n in range(5)]
+    await saved(opened, finding, *reversed(over))
+    config = Config.model_validate({"store": {"finding_count": 3 * CELLS}})
+    utc = AlignedNs(finding.opened_at + 1)
+    await Deletion(owners.values, lambda: [CELL], lambda: config, lambda: utc).look()
+    assert {one.id for one in await owners.findings()} == {finding.id, "o2", "o3", "o4"}
 
 
 # -- the journals of the owners ------------------------------------------------------------------

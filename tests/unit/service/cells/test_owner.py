@@ -206,6 +206,37 @@ async def test_a_lost_cell_acknowledges_nothing_more(tmp_path: Path) -> None:
         assert not acknowledged(stream)
 
 
+async def test_rows_that_come_after_the_last_evaluation(tmp_path: Path) -> None:
+    """A cell that is handed over acknowledges what its last evaluation has seen, and nothing after
+    that: the agent sends it to the next owner."""
+    async with replica(tmp_path) as parts:
+        parts.owner.gained(CELL, 1, "start")
+        stream, cell = await with_rows(parts)
+        await cell.finish()
+        for revision in (4, 5):
+            cell.streams.take(stream, encode_agent(entry_columns([revision], revision=revision)))
+        cell.streams.flush_acks()
+        assert {ack.revisions[0] for ack in acknowledged(stream)} <= {3}
+
+
+async def test_a_cell_is_lost_while_it_is_released(tmp_path: Path) -> None:
+    """Its agents are sent away, though the task that hands it over is cancelled."""
+    async with replica(tmp_path) as parts:
+        parts.owner.gained(CELL, 1, "start")
+        stream, released = await connected(parts), asyncio.Event()
+
+        async def release(cell: int) -> None:
+            released.set()
+            await asyncio.sleep(1_000)
+
+        parts.lease.release = release  # type: ignore[method-assign]
+        parts.owner.drain(CELL, OTHER.name)
+        await released.wait()
+        parts.owner.lost(CELL)
+        await parts.settle()
+        assert stream.moved
+
+
 async def test_a_stream_without_hello_when_its_cell_goes(tmp_path: Path) -> None:
     """An agent has called, and its first message arrives after its cell was dropped: it is sent on
     instead of being welcomed by a cell that acknowledges nothing."""
@@ -289,7 +320,7 @@ async def test_what_is_open_in_a_lost_cell(tmp_path: Path) -> None:
         view = replace(before.status_view, findings=[still_open, closed])
         parts.cells[CELL].evaluator.state = replace(before, status_view=view)
         forgotten: list[tuple[int, Cell]] = []
-        parts.cells._dropped = lambda number, cell: forgotten.append((number, cell))
+        parts.cells.dropped = lambda number, cell: forgotten.append((number, cell))
         parts.owner.lost(CELL)
         assert [(n, cell.state.open_findings()) for n, cell in forgotten] == [(CELL, [still_open])]
 

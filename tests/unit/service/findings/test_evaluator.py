@@ -235,3 +235,16 @@ async def test_nothing_is_evaluated_often_while_all_is_well(bench: Evaluated) ->
     assert 39 <= len(times) <= 41
     bench.evaluator.stop()
     await running
+
+
+async def test_a_stop_during_an_evaluation(bench: Evaluated) -> None:
+    """What has come since that evaluation began is evaluated, too."""
+    times: list[float] = []
+
+    def settle(now: int) -> None:
+        times.append(now)
+        bench.evaluator.stop()
+
+    bench.evaluator.settle = settle
+    await bench.evaluator.run()
+    assert len(times) == 2

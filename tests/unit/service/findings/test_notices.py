@@ -304,6 +304,20 @@ def test_a_service_that_is_not_sure_of_its_jobs(scene: Scene, receiver: Receiver
     arrives(scene, receiver, "opened")
 
 
+def test_a_change_that_is_not_stored_yet(scene: Scene, receiver: Receiver) -> None:
+    """The next owner would not know of it, and would send the same: its message waits, and a
+    process that ends meanwhile leaves it to that owner."""
+    unstored = [True]
+    scene.notifier.is_unstored = lambda finding: unstored[0]
+    scene.hang()
+    scene.pass_s(HOLD_S)
+    assert (receiver.asked, scene.notifier.owed()) == (0, [])
+    unstored[0] = False
+    assert scene.notifier.owed()
+    scene.pass_s(1)
+    arrives(scene, receiver, "opened")
+
+
 @pytest.mark.parametrize("is_stored", [False, True])
 def test_a_cell_that_another_replica_has_claimed(
     is_stored: bool, scene: Scene, receiver: Receiver
