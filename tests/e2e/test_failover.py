@@ -231,23 +231,6 @@ def test_an_owner_that_is_cut_off_from_nats(tmp_path: Path) -> None:
         assert new.metric("frd_agents_reporting") == 0
 
 
-@pytest.mark.soak
-def test_a_nats_server_dies(tmp_path: Path) -> None:
-    """The NATS server that leads the stream of the cluster is killed: no cell moves, and a rank
-    that stops meanwhile is named."""
-    with scene(tmp_path) as at:
-        at.fleet.nats.leader("KV_frd").kill()
-        at.training.hold(HELD)
-        held_at = time.monotonic()
-        finding = at.stall(at.owner)
-        assert time.monotonic() - held_at <= STALL_S + 10 + SLACK_S
-        assert named(finding) == {HELD}
-        dead = [r.metric('frd_takeovers_total{why="dead"}') for r in at.fleet.alive]
-        assert not any(dead), "a living owner lost a cell"
-        at.training.release(HELD)
-        until(lambda: not at.open(at.owner), "it closes")
-
-
 def test_any_replica_answers_and_an_owner_that_stops_is_missed(tmp_path: Path) -> None:
     """The job, its finding and a dump through a replica that does not own it; the finding is
     acknowledged, and its job silenced, there. Then the owner is stopped: until it is taken over,
