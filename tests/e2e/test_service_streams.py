@@ -120,16 +120,6 @@ async def test_bad_input_ends_its_own_stream_only(serve: Callable[..., Service])
             await counted(service, series, before + 1)
 
 
-async def test_another_version_learns_both_versions(serve: Callable[..., Service]) -> None:
-    """The refusal of an agent with another protocol version names both versions."""
-    service = serve()
-    async with peer(service) as other:
-        await other.send(replace(other.hello(), protocol=99))
-        refusal = await other.receive()
-        assert isinstance(refusal, Refusal)
-        assert refusal.message.startswith("hello.protocol: 99 where this service speaks 2")
-
-
 async def test_a_message_too_large_for_grpc(serve: Callable[..., Service]) -> None:
     """A message far beyond the limit is refused before it is buffered, and counted as aborted."""
     service = serve()
