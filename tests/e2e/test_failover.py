@@ -154,7 +154,6 @@ def test_the_owner_dies_with_a_stall_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak  # tests/contract/test_lease.py shows the lease and the fence of it
-@pytest.mark.soak
 def test_what_a_killed_owner_owed(tmp_path: Path) -> None:
     """The receiver is down when the owner of a job is killed, which has found a hang: the replica
     that takes over goes on with the finding and does not send it; the killed one sends it when it
@@ -229,23 +228,6 @@ def test_an_owner_that_is_cut_off_from_nats(tmp_path: Path) -> None:
         assert new.name in answer["incomplete"]
         assert new.metric("frd_cluster_sure") == 0
         assert new.metric("frd_agents_reporting") == 0
-
-
-@pytest.mark.soak
-def test_a_nats_server_dies(tmp_path: Path) -> None:
-    """The NATS server that leads the stream of the cluster is killed: no cell moves, and a rank
-    that stops meanwhile is named."""
-    with scene(tmp_path) as at:
-        at.fleet.nats.leader("KV_frd").kill()
-        at.training.hold(HELD)
-        held_at = time.monotonic()
-        finding = at.stall(at.owner)
-        assert time.monotonic() - held_at <= STALL_S + 10 + SLACK_S
-        assert named(finding) == {HELD}
-        dead = [r.metric('frd_takeovers_total{why="dead"}') for r in at.fleet.alive]
-        assert not any(dead), "a living owner lost a cell"
-        at.training.release(HELD)
-        until(lambda: not at.open(at.owner), "it closes")
 
 
 def test_any_replica_answers_and_an_owner_that_stops_is_missed(tmp_path: Path) -> None:

@@ -23,14 +23,13 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from frd.model import EntryColumns, NodeNs, RankInfo, RankState, RankStatus
+from frd.model import NodeNs, RankInfo, RankState, RankStatus
 from frd.v1 import stream_pb2 as pb
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
     Ack,
     Declare,
-    Goodbye,
     Part,
     RankDecl,
     Refusal,
@@ -121,16 +120,6 @@ async def test_bad_input_ends_its_own_stream_only(serve: Callable[..., Service])
             await counted(service, series, before + 1)
 
 
-async def test_another_version_learns_both_versions(serve: Callable[..., Service]) -> None:
-    """The refusal of an agent with another protocol version names both versions."""
-    service = serve()
-    async with peer(service) as other:
-        await other.send(replace(other.hello(), protocol=99))
-        refusal = await other.receive()
-        assert isinstance(refusal, Refusal)
-        assert refusal.message.startswith("hello.protocol: 99 where this service speaks 2")
-
-
 async def test_a_message_too_large_for_grpc(serve: Callable[..., Service]) -> None:
     """A message far beyond the limit is refused before it is buffered, and counted as aborted."""
     service = serve()
@@ -179,25 +168,6 @@ async def test_a_job_without_room_is_blind(serve: Callable[..., Service], tmp_pa
 
 
 # -- counting ------------------------------------------------------------------------------------
-
-
-def test_nothing_counts_twice(serve: Callable[..., Service]) -> None:
-    """An agent that reconnects resends, one that restarts sends all again: no row counts twice."""
-    service = serve()
-
-    async def stream_rows(session: str, *batches: EntryColumns) -> None:
-        async with peer(service, session=session) as agent:
-            await agent.introduce()
-            await agent.send(*batches)
-            last = batches[-1].first_revision + len(batches[-1]) - 1
-            while (await agent.receive_a(Ack)).revisions.get(0) != last:
-                pass
-            await agent.send(Goodbye("test"))
-
-    asyncio.run(stream_rows("first", entries(1, 0, 10)))
-    asyncio.run(stream_rows("first", entries(1, 0, 10), entries(11, 10, 10)))
-    asyncio.run(stream_rows("second", entries(1, 0, 25)))
-    until(lambda: service.metric("frd_ingest_entries_total") == 25)
 
 
 # -- findings ------------------------------------------------------------------------------------

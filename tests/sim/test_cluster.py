@@ -5,15 +5,10 @@ More worlds: `python -m tests.sim --cluster --seeds 1000`.
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from tests.sim.cluster.scenario import draw_cluster
-from tests.sim.kernel import Kernel
-from tests.sim.loop import VirtualLoop
 from tests.sim.run import live
-from tests.world.clocks import MS, S
 from tests.world.seeds import ALL
 
 SEEDS = 5 if ALL else 2
@@ -50,46 +45,3 @@ def test_a_cluster_without_events_has_no_findings() -> None:
     summary = live(seed, only=(), cluster=True)
     assert summary.findings == {}
     assert summary.troubles["takeovers"] == 2
-
-
-def test_a_paused_process_does_nothing_and_a_killed_one_never_again() -> None:
-    """A process counts seconds. It is paused for three, goes on late, and is killed: not even its
-    `finally` runs."""
-    kernel = Kernel()
-    failed: list[str] = []
-    loop = VirtualLoop(kernel, failed.append)  # type: ignore[abstract]
-    seen: list[int] = []
-
-    async def count() -> None:
-        try:
-            while True:
-                await asyncio.sleep(1.0)
-                seen.append(kernel.now // S)
-        finally:
-            seen.append(-1)
-
-    task = loop.create_task(count())
-    kernel.run(2 * S + MS)
-    loop.pause()
-    kernel.run(5 * S)
-    assert seen == [1, 2]
-    loop.go_on()
-    kernel.run(6 * S + MS)
-    assert seen == [1, 2, 5, 6]
-    loop.kill()
-    kernel.run(9 * S)
-    assert seen == [1, 2, 5, 6]
-    assert not failed
-    loop.close()
-    assert task.cancelled()
-
-
-def test_an_error_that_no_task_handles_is_seen() -> None:
-    """A callback raises: the world hears of it."""
-    kernel = Kernel()
-    failed: list[str] = []
-    loop = VirtualLoop(kernel, failed.append)  # type: ignore[abstract]
-    loop.call_later(1.0, lambda: 1 // 0)
-    kernel.run(2 * S)
-    assert len(failed) == 1
-    assert "ZeroDivisionError" in failed[0]

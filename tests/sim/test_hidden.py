@@ -22,10 +22,9 @@ from frd.model import (
     Suspect,
 )
 from frd.wire.waits import WaitReport
-from tests.sim.faults import HIDDEN, Fault, FaultKind
-from tests.sim.jobs import FLAT, PLAN, job_of
+from tests.sim.faults import Fault, FaultKind
+from tests.sim.jobs import FLAT
 from tests.sim.oracle import Violation
-from tests.sim.places import Sys, place_of
 from tests.sim.run import drawn, live
 from tests.sim.world import World
 from tests.world.clocks import S
@@ -36,38 +35,6 @@ from tests.world.seeds import ALL
 def test_a_world_with_hidden_waits_keeps_every_promise(seed: int) -> None:
     """Ranks poll, spin for their devices, make a group alone, all rest, or serve."""
     live(seed, hidden=True, strict=True)
-
-
-@pytest.mark.parametrize("kind", HIDDEN)
-def test_a_job_goes_on_once_its_ranks_do(kind: FaultKind) -> None:
-    """All ranks that a fault catches wait in its places, nothing moves, and then the job trains."""
-    job = job_of(PLAN)
-    job.advance(15 * S)
-    job.inject(Fault(kind, (3, 1, 2) if kind in _OF_SOME else (3, 0, 1, 2, *range(4, 16))))
-    job.advance(25 * S)
-    (injected,) = job.injected
-    caught = {rank.rank: place_of(rank).sys for rank in job.ranks if rank.is_held}
-    assert caught.keys() == set(injected.fault.ranks)
-    assert injected.culprits <= caught.keys()
-    seen = {sys for number, sys in caught.items() if number not in injected.culprits}
-    assert seen <= _SEEN[kind]
-    still = [rank.recorded for rank in job.ranks]
-    job.advance(32 * S)
-    assert [rank.recorded for rank in job.ranks] == still
-    job.heal(injected)
-    job.advance(60 * S)
-    assert all(rank.step > 20 for rank in job.ranks)
-
-
-_OF_SOME = (FaultKind.FILELOCK, FaultKind.NEW_GROUP_CIRCLE)
-_SEEN = {
-    FaultKind.FILELOCK: {Sys.SLEEP},
-    FaultKind.POLL_ALL: {Sys.SLEEP},
-    FaultKind.DEVICE_WAIT: {Sys.CPU},
-    FaultKind.NEW_GROUP_CIRCLE: set(),
-    FaultKind.STANDSTILL: {Sys.READ},
-    FaultKind.SERVING: {Sys.ACCEPT, Sys.NATIVE, Sys.SLEEP},
-}
 
 
 def test_agents_report_where_ranks_rest_and_who_polls(tmp_path: Path) -> None:

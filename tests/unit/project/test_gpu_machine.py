@@ -7,33 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests.gpu.machine import reason_to_skip
-
 ROOT = Path(__file__).parents[3]
-GIB = 1 << 30
-
-
-@pytest.mark.parametrize(
-    ("cuda", "devices", "nccl", "free", "reason"),
-    [
-        (None, 0, (), 0, "no CUDA build"),
-        ("13.0", 0, (), 0, "no GPU: the NVIDIA driver is not loaded"),
-        ("13.0", 1, (2, 28, 9), 80 * GIB, "NCCL 2.28.9 refuses to share a GPU: install"),
-        ("13.0", 1, (2, 32, 3), 4 * GIB, "4096 MiB of GPU memory are free: 20480 needed"),
-        ("13.0", 1, (2, 30, 0), 80 * GIB, ""),
-        ("12.8", 8, (2, 21, 5), 0, ""),
-    ],
-)
-def test_the_reason(
-    cuda: str | None, devices: int, nccl: tuple[int, ...], free: int, reason: str
-) -> None:
-    """No CUDA build, no driver, an NCCL that is too old, too little memory; eight GPUs share
-    nothing."""
-    found = reason_to_skip(cuda, devices, lambda: nccl, lambda: free)
-    assert reason in found
-    assert bool(found) == bool(reason)
 
 
 def run(folder: Path, python: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -69,12 +43,3 @@ def test_a_broken_interpreter_or_driver_is_an_error(tmp_path: Path) -> None:
     assert (absent.returncode, "cannot be run" in absent.stderr) == (1, True)
     broken = run(tmp_path, script(tmp_path, "echo 802"))
     assert (broken.returncode, "error 802" in broken.stderr) == (1, True)
-
-
-def test_this_torch_is_named() -> None:
-    """Asked of a real interpreter: a reason, or versions."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.machine"],
-        cwd=ROOT, capture_output=True, text=True, check=True, timeout=120,
-    )  # fmt: skip
-    assert done.stdout.startswith(("skipped: ", "torch "))

@@ -69,23 +69,6 @@ def test_the_tables_of_an_attempt_are_the_engines() -> None:
     assert "frd/engine/evaluation.py" in modules_where(reads_tables, "frd/engine")
 
 
-@pytest.mark.parametrize(
-    ("holds", "source", "lines"),
-    [
-        (asks_agents, "x = 1\nself._inquiries.ask(key, [1])", [2]),
-        (asks_agents, "each = inquiries.ask", [1]),
-        (asks_agents, "self._asker.ask(questions)\ninquiries.ended(1)", []),
-        (makes_request, "from frd.wire.messages import Part, Request", [1]),
-        (makes_request, "from starlette.requests import Request", []),
-        (reads_tables, "a = 1\nattempt.tables.ranks", [2]),
-        (reads_tables, "tables = 3", []),
-    ],
-)
-def test_what_counts(holds: Callable[[ast.AST], bool], source: str, lines: list[int]) -> None:
-    """Names as they are used in the service."""
-    assert where(holds, source) == lines
-
-
 DECIDE: Final = ("coverage", "decisions", "incident", "incidents", "leaks", "report", "rise")
 """Modules of `frd.engine.memory` that only `frd.engine` imports, as those of the walk below."""
 WALK: Final = ("excursions", "series", "trend", "recent")
