@@ -29,6 +29,14 @@ _QUOTED = re.compile("'(.*?)' is not one of")
 _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)")
 
 
+def calm_grpc() -> None:
+    """Call it before gRPC is imported, which reads the variable then. The four threads of its event
+    engine would each wake some ten times for every message; without it the thread that waits for
+    answers does the work: 18 wake-ups a second in place of 58 with three pings a second (1.85)."""
+    engine_off = "-event_engine_client,-event_engine_listener"
+    os.environ.setdefault("GRPC_EXPERIMENTS", engine_off)
+
+
 def examples(*lines: str) -> str:
     """The epilog of a command: command lines, each with or without a comment."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)

@@ -95,6 +95,9 @@ def cli(context: click.Context) -> int:
 )
 def run(configs: tuple[Path, ...], check: bool, **flags: object) -> None:
     """Watch this node until SIGTERM or SIGINT; on SIGHUP, read the file again."""
+    # gRPC's fork handlers are for programs that fork and go on using it; py-spy is only exec'ed.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+    usage.calm_grpc()
     from frd import logs
     from frd_agent.config import load
 
@@ -102,8 +105,6 @@ def run(configs: tuple[Path, ...], check: bool, **flags: object) -> None:
     if check:
         return
     logs.configure(loaded.log_level, loaded.log_format)
-    # gRPC's fork handlers are for programs that fork and go on using it; py-spy is only exec'ed.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     # Dumps make tens of thousands of objects without cycles; Python's own threshold is 700.
     gc.set_threshold(10_000, 20, 100)
     from frd_agent.agent import Agent

@@ -21,7 +21,7 @@ from frd.cli.options import serve_flags, serve_options
 from frd.config import load as load_config
 from frd.config import public_url
 from frd.errors import ConfigError
-from frd.usage import examples
+from frd.usage import calm_grpc, examples
 
 if TYPE_CHECKING:
     from frd.config import Config
@@ -60,6 +60,7 @@ def command(
     """
     # Without gRPC's own lines on stderr; gRPC reads the variable when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    calm_grpc()
     flags = {**serve_flags(**serve), "insecure": insecure, "log.format": log_format}
     load = functools.partial(load_config, config, flags)
     effective = load()
