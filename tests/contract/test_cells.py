@@ -12,6 +12,7 @@ from frd.cluster.cluster import STATE, CellStore, CellValue, Superseded
 from frd.cluster.nats.cells import JetStreamCells
 from frd.cluster.nats.connection import Ack, Connection, Unanswered
 from frd.cluster.registry import Conflict, RegistryUnavailable
+from frd.errors import StoreError
 from tests.contract.conftest import Client, World
 from tests.world.fake_cluster import Loss
 from tests.world.nats_clients import Lossy, nats_client, options_for
@@ -223,8 +224,11 @@ async def test_a_foreign_message_among_values(servers: NatsServers) -> None:
         found = [await asyncio.wait_for(anext(tail), 10) for _ in range(2)]
         assert found[1] == CellValue(7, "b", b"2", last)
         await tail.aclose()  # type: ignore[attr-defined]
-        with pytest.raises(ValueError, match="an id has letters"):
+        with pytest.raises(StoreError, match="an id has letters"):
             await values.put(7, claim, "a.b", b"3")
+        with pytest.raises(StoreError, match="NATS takes"):
+            await values.put(7, claim, "c", bytes(1_000_000))
+        await values.put(7, claim, "d", bytes(900_000))  # the earlier one does not block it
 
 
 class Late(Lossy):
