@@ -139,6 +139,7 @@ class App:
             is_sure=self._is_sure,
         )
         self._notifier.is_asking = self._cells.is_asking
+        self._notifier.is_unstored = self._cells.is_unstored
         self._homes = LateHomes()
         self._ingest = Ingest(
             self._homes, self._admission, stream_bytes_per_s=config.limits.stream_bytes_per_s

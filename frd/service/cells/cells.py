@@ -94,6 +94,12 @@ class Cells(dict[int, Cell]):
         cell = self.get(self.number_of(finding.job))
         return cell is not None and finding.id in cell.evaluator.asking
 
+    def is_unstored(self, finding: Finding) -> bool:
+        """In a cluster: the last change of this finding is not stored yet. Alone, a message does
+        not wait for the disk."""
+        cell = self.get(self.number_of(finding.job)) if self.is_cluster else None
+        return cell is not None and finding.id in cell.evaluator.unsaved
+
     async def dismiss(self, dismissal: Dismissal) -> Finding | None:
         """See `Evaluator.dismiss`."""
         for cell in list(self.values()):

@@ -77,6 +77,8 @@ class Notifier:
     most for `HOLD_S`, and then has the newest version of the finding."""
     is_sure: Callable[[], bool] = lambda: True
     """Otherwise another process may have the jobs, and may send the same: messages wait."""
+    is_unstored: Callable[[Finding], bool] = lambda finding: False
+    """The next owner would not know of this change, and would send the same: messages wait."""
     _known: dict[str, Notified] = field(default_factory=dict)
     """By id of the open finding."""
     _recalled: dict[str, Notified] = field(default_factory=dict)
@@ -196,8 +198,10 @@ class Notifier:
 
     def close(self) -> None:
         """Give queued messages a few seconds, then end. For a worker thread."""
-        for id_ in [id_ for id_, ready in self._ready.items() if ready.is_published]:
-            if self.is_sure():  # otherwise the next process goes on with it
+        for id_, ready in list(self._ready.items()):
+            if self.is_unstored(ready.finding):
+                self._withdraw(id_)  # the next owner sends its own
+            elif ready.is_published and self.is_sure():  # otherwise the next process goes on
                 self._send(id_)
         for sender in self._senders:
             sender.stop(when_empty=True)
@@ -242,6 +246,8 @@ class Notifier:
             self._ready[finding.id] = _Ready(finding, since, before, made)
 
     def _waits(self, ready: _Ready) -> bool:
+        if self.is_unstored(ready.finding):
+            return True
         is_early = 0 <= self.now() - ready.since < HOLD_S * 1e9
         return is_early and ready.finding.state is _OPEN and self.is_asking(ready.finding)
 
