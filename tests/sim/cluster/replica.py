@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from frd.cluster.cells import cell_of
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 _CLOCKS_EVERY_S: Final = 0.5
 _GRACE_S: Final = 1.0
+_KEEP_OWED_EVERY_S: Final = 1.0
 _SURE_EVERY_S: Final = 0.5
 
 
@@ -151,6 +153,7 @@ class SimReplica:
         )
         self._notifier = Notifier((), str, now=self.now.utc, is_sure=self._is_sure)
         self._notifier._senders = [cast(Any, _Sender(self))]
+        self.store.owed, self.store.notified = self._notifier.owed, self._notifier.notified
         dumps = DumpStore(folder / "dumps", max_count=1, max_bytes=1)
         common = Common(
             config=lambda: config,
@@ -167,6 +170,8 @@ class SimReplica:
         of_stores = self.store, dumps
         self._view = ServiceView(self.cells, *of_stores, self.now, no_timelines, common.silences)
         self._notifier.is_asking = self.cells.is_asking
+        self._notifier.is_unstored = self.cells.is_unstored
+        self._notifier.resume(self.store.outbox())
         homes = LateHomes()
         self.ingest = Ingest(homes, Admission(None, 1_000), stream_bytes_per_s=1 << 30)
         values = FakeCells(world.servers, self._faults)
@@ -188,6 +193,7 @@ class SimReplica:
                 copy(values, self.store),
                 _repeat(TICK_S, self._tick),
                 _repeat(ACK_EVERY_S, self._each(lambda cell: cell.streams.flush_acks())),
+                _repeat(_KEEP_OWED_EVERY_S, self._keep_owed),
                 _repeat(_CLOCKS_EVERY_S, self._clocks.refresh),
                 _repeat(_CLOCKS_EVERY_S, self._each(lambda cell: cell.streams.compare_clocks())),
             )
@@ -208,10 +214,12 @@ class SimReplica:
         await self.owner.finish()
         for task in self._tasks:
             task.cancel()
+        self._notifier.close()
         self._world.hang_up(self)
         await asyncio.sleep(_GRACE_S)
         await self.owner.close()
         await self.lease.stop()
+        self._keep_owed()
         self.store.close()
         self._world.kill_replica(self.name, 0)  # with the connections that came since
 
@@ -220,6 +228,10 @@ class SimReplica:
         self.lease.ticked()
         self.cells.refresh()
         self._notifier.look()
+
+    def _keep_owed(self) -> None:
+        if self.store.owes_news:
+            self.store.keep_owed()
 
     def _each(self, work: Callable[[Cell], object]) -> Callable[[], None]:
         def on_all() -> None:
@@ -323,9 +335,13 @@ class _Sender:
     """In place of a webhook and its thread."""
 
     target = NotifyTarget(name="people", url="http://people")
+    thread = SimpleNamespace(join=lambda timeout: None)
 
     def __init__(self, replica: SimReplica) -> None:
         self._replica = replica
+
+    def stop(self, *, when_empty: bool = False) -> None:
+        pass
 
     def put(self, message: Owed) -> None:
         replica = self._replica
