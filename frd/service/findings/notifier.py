@@ -206,8 +206,9 @@ class Notifier:
     def close(self) -> None:
         """Give queued messages a few seconds, then end. For a worker thread."""
         for id_, ready in list(self._ready.items()):
-            is_due = ready.is_published and not self.is_unstored(ready.finding)
-            if is_due and self.is_sure():  # otherwise the next process goes on with it
+            if self.is_unstored(ready.finding):
+                self._withdraw(id_)  # the next owner sends its own
+            elif ready.is_published and self.is_sure():  # otherwise the next process goes on
                 self._send(id_)
         for sender in self._senders:
             sender.stop(when_empty=True)

@@ -8,7 +8,7 @@ what it knew; it may accuse no innocent rank either, and is not heard (`heard`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -53,6 +53,9 @@ class ClusterOracle(Oracle):
         """When the last owner has taken the job's cell over."""
         self._restored: set[str] = set()
         """Findings that were open at the last takeover."""
+        self._moved: set[str] = set()
+        """Findings that were restored, and of which nothing was shown since: what is stored may
+        have their times by the clock of another owner."""
 
     @property
     def owner(self) -> str:
@@ -88,6 +91,7 @@ class ClusterOracle(Oracle):
                     "changed by a takeover", f"{finding.summary} -> {restored[id_].summary}"
                 )
         self._restored = still_open
+        self._moved |= restored.keys()
         self.findings = known | restored
         self._known[replica] = self.findings
         self._owner = replica
@@ -114,9 +118,10 @@ class ClusterOracle(Oracle):
         """`replica` has published changes of findings."""
         self.shown_at = self._world.kernel.now
         present, self.findings = self.findings, self._known[replica]
-        opened, restored = self._opened.copy(), self._restored
+        opened = self._opened.copy()
+        restored = self._restored
         if replica is not self._owner:
-            self._restored = set()  # it is not heard: what it closes is closed for no one
+            self._restored = set()  # what a former owner makes of them is not heard
         assert replica.cell is not None
         self.began = self._began[replica.cell]
         try:
@@ -129,6 +134,7 @@ class ClusterOracle(Oracle):
     def _follow(self, event: FindingEvent) -> None:
         super()._follow(event)
         finding, now = event.finding, self._world.kernel.now
+        self._moved.discard(finding.id)
         if finding.closed_at is not None and finding.closed_at < finding.opened_at:
             early = (finding.opened_at - finding.closed_at) / S
             raise Violation("closed before it opened", f"{early:.3f} s: {finding.summary}")
@@ -193,12 +199,23 @@ class ClusterOracle(Oracle):
         heard, world = self._cluster.heard, self._cluster
         heard.check()
         heard.check_noticed()
-        shown = {id_: _seen(finding) for id_, finding in self.findings.items()}
-        stored = {id_: _seen(one) for id_, one in self.stored().items()}
-        _same("stored findings", shown, stored)
+        shown = self._seen(self.findings.values())
+        _same("stored findings", shown, self._seen(self.stored().values()))
         for replica in world.running():
-            local = [replica.store.get(id_) for id_ in shown]
-            _same(f"findings of {replica.name}", shown, {f.id: _seen(f) for f in local if f})
+            local = [one for id_ in shown if (one := replica.store.get(id_)) is not None]
+            _same(f"findings of {replica.name}", shown, self._seen(local))
+
+    def _seen(self, findings: Iterable[Finding]) -> dict[str, tuple[object, ...]]:
+        """What is stored of them, by id: times in microseconds."""
+        seen: dict[str, tuple[object, ...]] = {}
+        for finding in findings:
+            kind, state, opened_at, closed_at, suspects = _gist(finding)
+            seen[finding.id] = kind, state, suspects
+            if finding.id not in self._moved:
+                assert isinstance(opened_at, int)
+                closed_us = closed_at // 1000 if isinstance(closed_at, int) else None
+                seen[finding.id] += opened_at // 1000, closed_us
+        return seen
 
     def stored(self) -> dict[str, Finding]:
         """The findings of the job's cell, as the servers have them."""
@@ -214,13 +231,6 @@ class ClusterOracle(Oracle):
 
 def _about(finding: Finding) -> tuple[object, ...]:
     return finding.kind, finding.attempt, {suspect.rank for suspect in finding.suspects}
-
-
-def _seen(finding: Finding) -> tuple[object, ...]:
-    """What is stored of it. Its times are those of the owner that stored it; the next one moves
-    them if its clock is behind, see `frd.service.cells.replica.SharedArchive.open`."""
-    kind, state, _, closed_at, suspects = _gist(finding)
-    return kind, state, closed_at is not None, suspects
 
 
 def _same(what: str, shown: object, other: object) -> None:

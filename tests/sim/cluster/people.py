@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from frd.cluster.cells import cell_of
 from frd.errors import FrdError
-from frd.model import AlignedNs, Finding, FindingState
+from frd.model import AlignedNs, Finding, FindingState, Kind
 from frd.service.findings.people import acknowledge
 from frd.service.journal.payloads import Dismissal
 from tests.sim.oracle import Violation
@@ -97,8 +97,11 @@ class People:
                     raise Violation("dismissed, found again", what)
 
     def _lasts(self, finding: Finding) -> bool:
-        """Its cause is as it was when it was dismissed."""
-        run = self._world.runs[-1]
+        """Its cause is as it was when it was dismissed. A lost rank of which no agent has reported
+        for long is forgotten, as its finding would have closed without people."""
+        run, stored = self._world.runs[-1], self._world.oracle.stored().get(finding.id)
+        if finding.kind is Kind.RANK_LOST and stored is not None and not stored.goes_on:
+            return False
         named = {suspect.rank for suspect in finding.suspects}
         return run.key.attempt == finding.attempt and any(
             named & injected.culprits and run.job.is_felt(injected) for injected in run.job.injected

@@ -290,16 +290,19 @@ def test_a_cell_that_goes_to_another_replica(scene: Scene, receiver: Receiver) -
     assert scene.notifier.notified() == []
 
 
-def test_a_service_that_is_not_sure_of_its_jobs(scene: Scene, receiver: Receiver) -> None:
-    """Another replica may have them: the message waits, and is sent once, when the service is
-    sure."""
-    sure = [False]
-    scene.notifier.is_sure = lambda: sure[0]
+@pytest.mark.parametrize("is_sure", [False, True])
+def test_a_service_that_is_not_sure_of_its_jobs(
+    is_sure: bool, scene: Scene, receiver: Receiver
+) -> None:
+    """Another replica may have them, or would not know of the finding, which is not stored: the
+    message waits, and is sent once, when the service is sure and the finding stored."""
+    scene.notifier.is_sure = lambda: is_sure
+    scene.notifier.is_unstored = lambda finding: is_sure
     scene.hang()
     for _ in range(3):
         scene.pass_s(HOLD_S)
     assert receiver.asked == 0
-    sure[0] = True
+    scene.notifier.is_sure, scene.notifier.is_unstored = lambda: True, lambda finding: False
     scene.pass_s(1)
     arrives(scene, receiver, "opened")
 
