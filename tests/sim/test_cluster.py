@@ -19,6 +19,7 @@ from tests.world.seeds import ALL
 SEEDS = 5 if ALL else 2
 REGRESSIONS: dict[int, str] = {
     300: "noticed twice: people got a message of a closing that could not be stored",
+    692: "former owner, notice: the outbox had a message about a finding that was not stored",
     4053: "ends: a cell that was dropped while its replica ended stopped the end of the replica",
     20158: "two owners: a claimed cell was not in the view while other claims waited for answers",
     21579: "opened again: a new owner reported a rise of memory that the former had reported",

@@ -150,8 +150,14 @@ class Notifier:
                 self._follow(finding, known)
 
     def owed(self) -> list[Owed]:
-        """Any thread may call it."""
-        return list(self._owed.values())
+        """What the next process must send. Any thread may call it."""
+        unstored = {
+            message.key
+            for ready in list(self._ready.values())
+            if self.is_unstored(ready.finding)
+            for _, message in ready.messages
+        }
+        return [message for message in list(self._owed.values()) if message.key not in unstored]
 
     def notified(self) -> list[Notified]:
         """Any thread may call it."""
