@@ -80,7 +80,9 @@ class ClusterOracle(Oracle):
         known = dict(self.findings)
         for id_, finding in self.findings.items():
             if id_ in unsaved:
-                if id_ not in restored:
+                if (stored := restored.get(id_) or self.stored().get(id_)) is not None:
+                    known[id_] = stored  # only the answer was lost, perhaps
+                else:
                     del known[id_]
             elif finding.state is FindingState.OPEN and id_ not in restored:
                 raise Violation("lost in a takeover", finding.summary)
