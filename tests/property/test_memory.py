@@ -208,7 +208,7 @@ def judge(job: Simulated, *, until: int = UNTIL, backwards: bool = False) -> His
 
 
 SEEDS = range(seeds(2_000, 20))
-PART = 50
+PART = 25
 """Seeds of one test, at most."""
 
 

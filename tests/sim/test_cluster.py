@@ -14,6 +14,7 @@ from tests.world.seeds import ALL
 SEEDS = 5 if ALL else 2
 REGRESSIONS: dict[int, str] = {
     300: "noticed twice: people got a message of a closing that could not be stored",
+    692: "former owner, notice: the outbox had a message about a finding that was not stored",
     4053: "ends: a cell that was dropped while its replica ended stopped the end of the replica",
     20158: "two owners: a claimed cell was not in the view while other claims waited for answers",
     21579: "opened again: a new owner reported a rise of memory that the former had reported",
@@ -40,9 +41,8 @@ def test_the_same_seed_is_the_same_cluster() -> None:
 
 
 def test_a_cluster_without_events_has_no_findings() -> None:
-    """A world without its events is healthy. Its cell is taken over at the start, and once more
-    when the world ends its owner."""
+    """A world without its events is healthy, and its cell is taken over only once."""
     seed = next(seed for seed in range(100) if len(draw_cluster(seed).events) > 3)
     summary = live(seed, only=(), cluster=True)
     assert summary.findings == {}
-    assert summary.troubles["takeovers"] == 2
+    assert summary.troubles["takeovers"] == 1

@@ -24,8 +24,8 @@ from frd_agent.memory.target import NO_SAMPLE, Reading
 _UNSURE_NS: Final = 10_000_000_000
 """A broken stream may have lost this much: writes succeed until keepalive notices the break, after
 7 s."""
-_EVENT_UNSURE_NS: Final = 60_000_000_000
-"""An owner that lost its cell may have got this event: it is not heard, and may not know it yet."""
+_EVENTS_KEPT_NS: Final = 60_000_000_000
+"""A replica that is cut off from its cluster leaves to the next one nothing of what it was sent."""
 _MESSAGE_VALUES: Final = 32_768
 """Of one message: 256 KiB."""
 _MAX_EVENTS: Final = 1_024
@@ -205,10 +205,10 @@ class Samples:
         self._forget_sent(taken[-1].end_ns)
         return taken
 
-    def _forget_sent(self, newest_ns: int) -> None:
-        while self._sent and self._sent[0].end_ns < newest_ns - _UNSURE_NS:
+    def _forget_sent(self, last_ns: int) -> None:
+        while self._sent and self._sent[0].end_ns < last_ns - _UNSURE_NS:
             self._bytes -= self._sent.popleft().bytes
-        while self._sent_events and self._sent_events[0].at_ns < newest_ns - _EVENT_UNSURE_NS:
+        while self._sent_events and self._sent_events[0].at_ns < last_ns - _EVENTS_KEPT_NS:
             self._sent_events.popleft()
 
 

@@ -151,14 +151,14 @@ class Notifier:
                 self._follow(finding, known)
 
     def owed(self) -> list[Owed]:
-        """Any thread may call it. Not what the next owner of the cell would make again."""
-        made_again = {
-            id(message)
+        """What the next process must send. Any thread may call it."""
+        unstored = {
+            message.key
             for ready in list(self._ready.values())
             if self.is_unstored(ready.finding)
             for _, message in ready.messages
         }
-        return [one for one in list(self._owed.values()) if id(one) not in made_again]
+        return [message for message in list(self._owed.values()) if message.key not in unstored]
 
     def notified(self) -> list[Notified]:
         """Any thread may call it."""

@@ -191,7 +191,8 @@ class Heard:
             return
         if f"v.{self._cell:02}.{finding.id}" not in self._world.servers.entries:
             self.unstored.add(finding.id)
-        for other in self._heard.values():
+        others = self._heard.values() if not self._world.troubles.liars else ()
+        for other in others:  # a lie about the job may close what is true, until all is sent again
             if other.by != replica.process and _is_same(other.finding, finding):
                 what = f"{other.finding.id}: {other.finding.summary} -> {finding.id}"
                 self._breaks("heard twice", f"{what}: {finding.summary}")

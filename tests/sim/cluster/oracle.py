@@ -54,8 +54,8 @@ class ClusterOracle(Oracle):
         self._restored: set[str] = set()
         """Findings that were open at the last takeover."""
         self._moved: set[str] = set()
-        """Findings that were restored, and of which nothing was shown since: what is stored may
-        have their times by the clock of another owner."""
+        """Findings that were restored and not shown since, or closed by hand, whose end is not
+        shown: what is stored may have their times by another state of the clocks."""
 
     @property
     def owner(self) -> str:
@@ -80,7 +80,9 @@ class ClusterOracle(Oracle):
         known = dict(self.findings)
         for id_, finding in self.findings.items():
             if id_ in unsaved:
-                if id_ not in restored:
+                if (stored := restored.get(id_) or self.stored().get(id_)) is not None:
+                    known[id_] = stored  # only the answer was lost, perhaps
+                else:
                     del known[id_]
             elif finding.state is FindingState.OPEN and id_ not in restored:
                 raise Violation("lost in a takeover", finding.summary)
@@ -134,7 +136,7 @@ class ClusterOracle(Oracle):
     def _follow(self, event: FindingEvent) -> None:
         super()._follow(event)
         finding, now = event.finding, self._world.kernel.now
-        self._moved.discard(finding.id)
+        (self._moved.add if finding.goes_on else self._moved.discard)(finding.id)
         if finding.closed_at is not None and finding.closed_at < finding.opened_at:
             early = (finding.opened_at - finding.closed_at) / S
             raise Violation("closed before it opened", f"{early:.3f} s: {finding.summary}")

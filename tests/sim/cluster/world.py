@@ -201,7 +201,7 @@ class ClusterWorld(World):
     def end(self) -> None:
         """The last owner ends, too: the next one goes on with what it has left."""
         self.kernel.run(self.kernel.now + 2 * S)
-        if self.scenario.events and (owner := self.oracle.owner):
+        if self._events and (owner := self.oracle.owner):
             if self.dice("end").random() < _KILLED:
                 self.kill_replica(owner, 0)
             else:

@@ -295,13 +295,14 @@ def test_a_service_that_is_not_sure_of_its_jobs(
     is_sure: bool, scene: Scene, receiver: Receiver
 ) -> None:
     """Another replica may have them, or would not know of the finding, which is not stored: the
-    message waits, and is sent once, when the service is sure and the finding stored."""
+    message waits, and is sent once, when the service is sure and the finding stored. Until it is
+    stored, no later process sends it."""
     scene.notifier.is_sure = lambda: is_sure
     scene.notifier.is_unstored = lambda finding: is_sure
     scene.hang()
     for _ in range(3):
         scene.pass_s(HOLD_S)
-    assert receiver.asked == 0
+    assert (receiver.asked, len(scene.notifier.owed())) == (0, 0 if is_sure else 1)
     scene.notifier.is_sure, scene.notifier.is_unstored = lambda: True, lambda finding: False
     scene.pass_s(1)
     arrives(scene, receiver, "opened")
