@@ -332,6 +332,7 @@ async def test_a_service_with_a_pace_gets_bundles() -> None:
         await send(2)
         stream.redial(stream.service)
         await async_until(lambda: len(replica.welcomed) == 2, "another stream")
+        await async_until(lambda: len(_seqs(replica.streams[-1])) == 4, "all rows again")
         await send(3)
     assert most_together == [1, 2, 1]
 
