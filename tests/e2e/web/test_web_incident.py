@@ -31,6 +31,7 @@ from frd.model import (
 )
 from tests.e2e.web.browser import Watched, overflow_px, section, watched
 from tests.e2e.web.serving import Serving, hung, serving, stall
+from tests.world.daemons import until
 from tests.world.http_api import closed
 from tests.world.views import NOW, SECOND, attempt_view, rank_view
 
@@ -119,17 +120,20 @@ def test_a_command_is_copied(service: Serving, browser: Browser) -> None:
     granted = ["clipboard-read", "clipboard-write"]
     with watched(browser, permissions=granted) as one:
         page = opened(one, service, PATH)
-        read = "navigator.clipboard.readText()"
+
+        def copied() -> str:
+            return str(page.evaluate("navigator.clipboard.readText()"))
+
         page.get_by_role("button", name="Copy ssh node7").click()
         expect(page.get_by_role("button", name="Copied")).to_be_visible()
-        assert page.evaluate(read) == "ssh node7"
+        assert copied() == "ssh node7"
         page.get_by_role("button", name="Copy the command line").click()
-        page.wait_for_function(f"() => {read}.then((text) => text === 'python train.py')")
+        until(lambda: copied() == "python train.py", "the command line")
         page.get_by_role("button", name="Copy link").click()
-        page.wait_for_function(f"() => {read}.then((text) => text === location.href)")
+        until(lambda: copied() == page.url, "the link")
         page.get_by_role("button", name="Copy as Markdown").click()
-        page.wait_for_function(f"() => {read}.then((text) => text.startsWith('# Rank 3'))")
-        report = page.evaluate(read)
+        until(lambda: copied().startswith("# Rank 3"), "the report")
+        report = copied()
         assert "   ```sh\n   kubectl exec --namespace ml train-3 -- ls" in report
         assert r"all\_reduce" in report
         assert f"{PATH}>" in report
