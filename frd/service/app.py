@@ -348,7 +348,7 @@ class App:
         self._notifier.forget(
             cell.state.open_findings(),
             lambda finding: self._cells.number_of(finding.job) == number,
-            cell.evaluator.unannounced,
+            cell.evaluator.unsaved,
         )
 
     async def _keep_owed(self) -> None:

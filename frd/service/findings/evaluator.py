@@ -106,12 +106,6 @@ class Evaluator:
         """Ids of findings of which the last change is not stored."""
         return frozenset(self._unsaved)
 
-    @property
-    def unannounced(self) -> frozenset[str]:
-        """Those of which the opening or the closing is not stored: the next owner announces it."""
-        unsaved = self._unsaved.items()
-        return frozenset(id_ for id_, one in unsaved if one.change is not Change.UPDATED)
-
     def kept_back(self) -> list[Finding]:
         """Findings that are published but not stored. Any thread may call this."""
         published = {finding.id for finding in self.state.status_view.findings}

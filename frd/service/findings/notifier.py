@@ -106,19 +106,18 @@ class Notifier:
         self,
         left: Sequence[Finding],
         is_gone: Callable[[Finding], bool],
-        unannounced: Collection[str],
+        unsaved: Collection[str],
     ) -> None:
         """The findings for which `is_gone` are no longer this process's; `left` are the open ones.
         The next owner takes the messages about what is stored as sent, so they wait no longer; of
-        what has happened to those that are `unannounced` it knows nothing, and sends its own
-        messages."""
+        `unsaved` changes it knows nothing, and sends its own messages."""
         for finding in left:
             self._known.pop(finding.id, None)
         for id_, ready in list(self._ready.items()):
             if not is_gone(ready.finding):
                 continue
             self._known.pop(id_, None)
-            if id_ in unannounced:
+            if id_ in unsaved:
                 self._withdraw(id_)
             else:
                 self._send(id_)

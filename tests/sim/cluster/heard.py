@@ -74,8 +74,8 @@ class Heard:
         self._over: dict[str, _Heard] = {}
         self._applied: dict[tuple[Process, str, int], int] = {}
         """The last revision that a process has applied, by agent session and pid."""
-        self._noticed: set[str] = set()
-        """Of each finding and what happened to it."""
+        self._noticed: dict[str, Process] = {}
+        """Of each finding and what happened to it, and who sent it last."""
         self.unstored: set[str] = set()
         """Findings that were heard before they were stored."""
         self.counts: Counter[str] = Counter()
@@ -147,11 +147,13 @@ class Heard:
         """People get a message. `key` is the id of the finding, and what has happened to it.
 
         A former owner sends what it still owes about versions that it has stored, because the next
-        one takes that as sent; but not after the message that the finding is closed.
+        one takes that as sent; but not after the message that the finding is closed. A replica that
+        is killed just after it has sent a message sends it again when it has restarted.
         """
         self.counts["notices"] += 1
         id_, what = key.rsplit("-", 1)
-        if key in self._noticed:
+        earlier, process = self._noticed.get(key), replica.process
+        if earlier is not None and (earlier.name != process.name or earlier == process):
             self._breaks("noticed twice", key)
         if f"{id_}-closed" in self._noticed:
             self._breaks("notice after the end", f"{replica.process}: {key}")
@@ -160,7 +162,7 @@ class Heard:
             stored = self._world.oracle.stored().get(id_)
             if stored is None or (what == "closed") is not (stored.state is FindingState.CLOSED):
                 self._breaks("former owner, notice", f"{replica.process}: {key}")
-        self._noticed.add(key)
+        self._noticed[key] = process
 
     def scraped(self, replica: SimReplica) -> set[str]:
         """Prometheus reads its metrics; returns the findings of the job."""

@@ -251,7 +251,7 @@ class SimReplica:
         self._notifier.forget(
             cell.state.open_findings(),
             lambda finding: self.cells.number_of(finding.job) == number,
-            cell.evaluator.unannounced,
+            cell.evaluator.unsaved,
         )
 
     def _published(self, events: Sequence[FindingEvent]) -> None:
