@@ -22,13 +22,12 @@ from frd.cluster.cluster import STATE, CellValue, Superseded
 from frd.cluster.nats.connection import Absent, Connection, Refused, Unanswered
 from frd.cluster.nats.reading import ForwardReader
 from frd.cluster.nats.registry import delete_value, get_value, unavailable
+from frd.cluster.nats.streams import MAX_PAYLOAD
 from frd.cluster.registry import RegistryUnavailable
 from frd.cluster.thread import LoopThread
 from frd.errors import StoreError
 
 _PATIENCE_S: Final = 10.0
-_MOST_BYTES: Final = 901_000
-"""Of a value. The servers refuse larger messages (`frd.cluster.nats.opening`), and always would."""
 _ID: Final = re.compile(r"[A-Za-z0-9_-]+")
 _NAME: Final = re.compile(rf"v\.([0-9]{{2}})\.(?:state|f\.({_ID.pattern}))")
 """Of a value, in its subject. Messages with others are not from frd: they are left out."""
@@ -56,8 +55,8 @@ class JetStreamCells:
     async def put(self, cell: int, claim: int, key: str, data: bytes) -> int:
         if key != STATE and not _ID.fullmatch(key):
             raise StoreError(f"finding: {key!r}: an id has letters, digits, - and _ only")
-        if len(data) > _MOST_BYTES:
-            raise StoreError(f"{key or 'state'}: {len(data)} bytes: NATS takes {_MOST_BYTES}")
+        if len(data) > MAX_PAYLOAD:
+            raise StoreError(f"{key or 'state'}: {len(data)} bytes: NATS takes {MAX_PAYLOAD}")
         subject = f"{self._prefix}v.{cell:02}." + ("state" if key == STATE else f"f.{key}")
         return await self._thread.call(self._put(cell, claim, subject, data))
 

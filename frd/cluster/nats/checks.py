@@ -23,7 +23,7 @@ from nats.js.api import StreamConfig
 from frd.cluster.cells import CELLS
 from frd.cluster.nats.connection import Absent, Access, Connection, Refused, Unanswered
 from frd.cluster.nats.registry import get_value, put_value
-from frd.cluster.nats.streams import COMPARED, registry_stream
+from frd.cluster.nats.streams import COMPARED, MAX_PAYLOAD, registry_stream
 from frd.cluster.registry import Conflict, RegistryUnavailable
 from frd.config import ClusterOptions
 from frd.decodable import decodable
@@ -37,8 +37,6 @@ FORMAT: Final = 2
 """1 had a log of rows for each cell, in other streams."""
 PATIENCE_S: Final = 15.0
 """An election takes 4 to 9 s."""
-_MAX_PAYLOAD: Final = 901_000
-"""Bytes of the largest value of a cell, with headers; the default of a server is 1 MiB."""
 _VARZ: Final = "$SYS.REQ.SERVER.PING.VARZ"
 _NOT_ENABLED: Final = (10076, 10039)
 _TOO_FEW: Final = (10005, 10074)
@@ -101,10 +99,10 @@ def _check_server(server: str, client: Client) -> None:
             f"install nats-server {OLDEST[0]}.{OLDEST[1]} or later, because compare-and-set in "
             "clusters is not reliable before"
         )
-    if client.max_payload < _MAX_PAYLOAD:
+    if client.max_payload < MAX_PAYLOAD:
         raise ClusterError(
             f"cluster.servers: {server}: max_payload {client.max_payload}: "
-            f"set it to at least {_MAX_PAYLOAD}"
+            f"set it to at least {MAX_PAYLOAD}"
         )
 
 

@@ -10,6 +10,8 @@ from frd.config import ClusterOptions
 
 DUPLICATE_WINDOW_S: Final = 120.0
 """A message that is sent again within this time is recognized by the server, by its id."""
+MAX_PAYLOAD: Final = 901_000
+"""Bytes of the largest value of a cell, with headers; the default of a server is 1 MiB."""
 COMPARED: Final = {
     "subjects": "subjects",
     "num_replicas": "replicas",

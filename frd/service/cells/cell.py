@@ -77,7 +77,8 @@ class Cell:
         """`successor` is that of `Streams`, `one_job` that of `Home`: the cell is one of many."""
         config, now = common.config(), common.now
         self._common = common
-        self._is_abandoned = self._is_finishing = False
+        self._is_over = False
+        """What comes now is not acknowledged: agents send it to the next process."""
         self.log = log
         self._keeper = keeper
         shared = self._shared = Shared(Engine(config.policy, now.ahead_ns, can_ask=True))
@@ -139,10 +140,9 @@ class Cell:
         self._evaluating = asyncio.create_task(self.evaluator.run())
 
     async def finish(self) -> None:
-        """Evaluate once more, while agents are still connected, so that no rank looks lost. What
-        comes after that is not acknowledged: agents send it to the next process."""
+        """Evaluate once more, while agents are still connected, so that no rank looks lost."""
         self.streams.flush_acks()
-        self._is_finishing = True
+        self._is_over = True
         self.evaluator.stop()
         await self.quit()
 
@@ -153,8 +153,8 @@ class Cell:
 
     def abandon(self) -> None:
         """Another replica has the cell: show and write nothing more. Call `quit`, too."""
-        self._is_abandoned = True
-        self.evaluator.abandon()
+        self._is_over = True
+        self.evaluator.stop()
         self._keeper.abandon()
         self.log.end(self._common.now())
 
@@ -172,8 +172,7 @@ class Cell:
         await self._asker.close()
 
     def _is_sure(self) -> bool:
-        is_over = self._is_abandoned or self._is_finishing
-        return not is_over and self._common.is_sure()
+        return not self._is_over and self._common.is_sure()
 
     def _is_idle(self) -> bool:
         """No agent reports, and nothing is known that time could change."""

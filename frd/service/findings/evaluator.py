@@ -98,7 +98,6 @@ class Evaluator:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     """Evaluate now."""
     _stopping: bool = False
-    _is_abandoned: bool = False
     _faults: Faults = field(default_factory=Faults)
 
     @property
@@ -188,18 +187,13 @@ class Evaluator:
         self._news.set()
         self._wake.set()
 
-    def abandon(self) -> None:
-        """Publish nothing more: another replica has taken the cell."""
-        self._is_abandoned = True
-        self.stop()
-
     def stop(self) -> None:
         """Have `run` evaluate once more, store the result, and return."""
         self._stopping = True
         self._evaluate_now()
 
     async def evaluate(self) -> None:
-        if self._is_abandoned:
+        if self.keeper.is_over:
             return
         now = self.now()
         dismissals, self._dismissals = self._dismissals, []
