@@ -163,6 +163,12 @@ class Declarations:
                 if why:
                     yield Refusal(attempt.declared.key.job, count, why)
 
+    @property
+    def is_settled(self) -> bool:
+        """Time alone changes nothing here."""
+        is_waiting = self._lacks_room or self._unconnected
+        return not is_waiting and self.forgotten == self._engine.dropped
+
     def settle(self, now: AlignedNs) -> bool:
         """Time has passed: what the engine has forgotten is dropped, and attempts and ranks for
         which there was no room enter it, if there is room now; True if some have.

@@ -134,7 +134,8 @@ class Session:
 
     def align(self, alignment: Alignment) -> None:
         """Use another alignment from now on, also for what was reported before."""
-        self._shared.waiting.flush()  # what came before is aligned as it was then
+        if self._unapplied:
+            self._shared.waiting.flush()  # what came before is aligned as it was then
         self.alignment = self.declared.alignment = alignment
         number, uncertainty_ns = self.declared.session_number, claim_ns(alignment)
         self.declared.uncertainty_ns = uncertainty_ns
@@ -174,6 +175,8 @@ class Session:
 
     def settle(self, now: AlignedNs) -> bool:
         """See `Declarations.settle`."""
+        if self.declared.is_settled:
+            return False
         forgotten = self.declared.forgotten
         has_entered = self.declared.settle(now)
         if self.declared.forgotten != forgotten:

@@ -1,9 +1,9 @@
 """Batches of samples for the series: kept on arrival, then checked and applied together.
 
 Every agent sends a small batch every second or two. Looked at one by one they cost more in calls
-than in work, so they wait until the engine advances; then those of equal length are stacked, and a
-few passes over long columns align, check and apply them. Only batches of which something is to be
-refused are looked at one by one.
+than in work, so they wait until the engine advances; then those of about equal length are stacked,
+and a few passes over long columns align, check and apply them. Only batches of which something is
+to be refused are looked at one by one.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ _MAX_OF_CAPACITY: Final = 4
 """A value more than this many times its capacity is refused."""
 _MOST_WAITING: Final = 4_000_000
 """When more values wait, they are applied immediately."""
+_ABOUT: Final = 32
+"""Lengths whose quotients by this are equal are about equal: an agent reports at 10 samples a
+second, every second or two."""
 _COLUMNS: Final = [one.name for one in fields(MemoryColumns)]
 ALIGNED: Final = Alignment("", AlignedNs(0), 0, 0, 0.0, 0)
 """Of times that are aligned already."""
@@ -97,20 +100,23 @@ class Inbox(GrowingColumns):
             self._take(batches)
 
     def _take(self, batches: Sequence[Batch]) -> None:
-        """Batches of as many moments, each row at most once."""
+        """Batches of about as many moments, each row at most once."""
         all_columns = [batch.columns for batch in batches]
         of = np.repeat(np.arange(len(batches)), [len(one.series) for one in all_columns])
-        row, capacity, values = (
+        row, capacity = (
             np.concatenate([getattr(one, name) for one in all_columns])
-            for name in ("series", "capacity", "values")
+            for name in ("series", "capacity")
         )
+        moments = np.array([len(one.begin_ns) for one in all_columns])
+        most = int(moments.max())
+        values = np.concatenate([_filled(one.values, most, -1) for one in all_columns])
         if not (known := row >= 0).all():
             of, row, capacity, values = of[known], row[known], capacity[known], values[known]
         if not values.size:
             return
         row = row.astype(np.int64)
-        begin = np.stack([one.begin_ns for one in all_columns])
-        lasts = np.stack([one.end_ns for one in all_columns]) - begin
+        begin = np.stack([_filled(one.begin_ns, most) for one in all_columns])
+        lasts = np.stack([_filled(one.end_ns, most) for one in all_columns]) - begin
         slack_ns = np.array([batch.slack_ns for batch in batches])[:, None]
         begin = all_to_aligned([batch.clock for batch in batches], begin) - slack_ns
         end = begin + lasts + 2 * slack_ns
@@ -118,11 +124,13 @@ class Inbox(GrowingColumns):
         np.maximum.at(previous, of, self._newest[row])
         is_good = begin[:, 0] > previous
         is_good &= ((begin <= end) & (begin <= latest[:, None])).all(axis=1)
-        is_good &= (begin[:, 1:] > begin[:, :-1]).all(axis=1)
+        is_filler = np.arange(1, most) >= moments[:, None]
+        is_good &= ((begin[:, 1:] > begin[:, :-1]) | is_filler).all(axis=1)
         is_good[of[(values.min(axis=1) < -1) | (values.max(axis=1) > limits(capacity))]] = False
         for at in np.flatnonzero(~is_good).tolist():
-            mine = of == at
-            one = MemoryColumns(row[mine], capacity[mine], begin[at], end[at], values[mine])
+            mine, own = of == at, slice(moments[at])
+            times = begin[at, own], end[at, own]
+            one = MemoryColumns(row[mine], capacity[mine], *times, values[mine, own])
             refused, one = _cleared(one, int(previous[at]), int(latest[at]))
             if refused:
                 batches[at].refused(refused)
@@ -139,19 +147,18 @@ class Inbox(GrowingColumns):
         if not (one := _with_samples(one)).values.size:
             return
         self._newest[one.series] = one.begin_ns[:, -1]
-        pieces = [one]
-        while pieces:
-            one = pieces.pop(0)
-            stops = (one.begin_ns < one.begin_ns[:, :1] + BIN_NS).sum(axis=1)
-            for stop in np.unique(stops).tolist():
-                some = np.flatnonzero(stops == stop)
-                self._series.apply(_with_samples(_part(one, some, slice(stop))))
-                if stop < one.values.shape[1]:
-                    pieces.append(_part(one, some, slice(stop, None)))
+        # What is applied together, of each series, begins within the time of one bin.
+        start = np.zeros(len(one.series), np.int64)
+        while len(start):
+            first = np.take_along_axis(one.begin_ns, start[:, None], axis=1)
+            stop = (one.begin_ns < first + BIN_NS).sum(axis=1)
+            self._series.apply(_with_samples(_between(one, start, stop)))
+            more = np.flatnonzero(stop < one.values.shape[1])
+            one, start = _rows(one, more), stop[more]
 
 
 def _in_turn(batches: Sequence[Batch]) -> list[list[Batch]]:
-    """Batches of equal length together, but of one row in order."""
+    """Batches of about equal length together, but of one row in order."""
     turns = Counter[int]()
     found = defaultdict[tuple[int, int], list[Batch]](list)
     series = np.concatenate([batch.columns.series for batch in batches])
@@ -162,7 +169,7 @@ def _in_turn(batches: Sequence[Batch]) -> list[list[Batch]]:
             rows = batch.columns.series.tolist()
             turn = max(turns[row] for row in rows)
             turns.update(dict.fromkeys(rows, turn + 1))
-        found[turn, len(batch.columns.begin_ns)].append(batch)
+        found[turn, len(batch.columns.begin_ns) // _ABOUT].append(batch)
     return [found[key] for key in sorted(found)]
 
 
@@ -192,15 +199,39 @@ def _with_samples(columns: MemoryColumns) -> MemoryColumns:
     """Only the series that have a sample."""
     if not columns.values.size or int(columns.values.min()) >= 0:
         return columns
-    return _part(columns, np.flatnonzero((columns.values >= 0).any(axis=1)), slice(None))
+    return _rows(columns, np.flatnonzero((columns.values >= 0).any(axis=1)))
 
 
-def _part(columns: MemoryColumns, rows: Int64s, moments: slice) -> MemoryColumns:
+def _rows(columns: MemoryColumns, some: Int64s) -> MemoryColumns:
     """Of columns whose times are those of each series."""
-    if len(rows) < len(columns.series):
-        columns = MemoryColumns(*(getattr(columns, name)[rows] for name in _COLUMNS))
-    times = columns.begin_ns[:, moments], columns.end_ns[:, moments]
-    return MemoryColumns(columns.series, columns.capacity, *times, columns.values[:, moments])
+    if len(some) == len(columns.series):
+        return columns
+    return MemoryColumns(*(getattr(columns, name)[some] for name in _COLUMNS))
+
+
+def _between(columns: MemoryColumns, start: Int64s, stop: Int64s) -> MemoryColumns:
+    """The moments from `start` to `stop` of each series, whose times are its own."""
+    if not start.any() and int(stop.min()) == columns.values.shape[1]:
+        return columns
+    place = start[:, None] + np.arange(int((stop - start).max()))
+    is_in = place < stop[:, None]
+    place = np.minimum(place, columns.values.shape[1] - 1)
+    begin, end, values = (
+        np.take_along_axis(one, place, axis=1)
+        for one in (columns.begin_ns, columns.end_ns, columns.values)
+    )
+    values = np.where(is_in, values, -1)
+    return MemoryColumns(columns.series, columns.capacity, begin, end, values)
+
+
+def _filled(items: Int64s, moments: int, filler: int | None = None) -> Int64s:
+    """A column of at least one moment, or one for each row, of so many moments: with `filler`, or
+    else the last one again."""
+    lacking = moments - items.shape[-1]
+    if not lacking:
+        return items
+    more = items[..., -1:] if filler is None else np.array(filler)
+    return np.concatenate((items, np.broadcast_to(more, (*items.shape[:-1], lacking))), axis=-1)
 
 
 def limits(capacity: Int64s) -> Int64s:

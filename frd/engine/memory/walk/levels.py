@@ -190,16 +190,12 @@ class Levels(GrowingColumns):
 
     def _low_runs(self, row: Int64s, middle: Int64s) -> tuple[Int64s, Int64s]:
         """For how many cells each has been below the middle, and the most before it came back."""
-        is_low = (self._cells[row, None] > _AT) & (self._high[row] < middle[:, None])
-        run = longest = np.zeros(len(row), np.int64)
-        last = self._cells[row] - 1
-        stays = run
-        for at, flag in enumerate(is_low.T if is_low.any() else ()):
-            came_back = ~flag & (at <= last)
-            longest = np.where(came_back, np.maximum(longest, run), longest)
-            run = (run + 1) * flag
-            stays = np.where(last == at, run, stays)
-        return stays, longest
+        is_known = self._cells[row, None] > _AT
+        is_high = is_known & (self._high[row] >= middle[:, None])
+        last_high = np.maximum.accumulate(np.where(is_high, _AT, -1), axis=1)
+        before = np.column_stack((np.full(len(row), -1), last_high[:, :-1]))
+        longest = np.where(is_high, _AT - 1 - before, 0).max(axis=1)
+        return self._cells[row] - np.int64(1) - last_high[:, -1], longest
 
     def usual(self, row: Int64s, least_slack: int) -> Range:
         """Of series with at least one complete cell."""
