@@ -2,9 +2,9 @@
 
 The service is a real `frd serve`. What agents send, and when, decides the agent's own code: each of
 the simulated ones has the real `Uplinks` on a separate connection, with rows, progress and pings
-as those of a node whose ranks do five collectives a second. The agent reads a full ring of 2,000
-entries every 6.4 s (`frd_agent.ranks.poll_schedule`), those of a node within a second. Every rank
-has two series of memory at ten samples a second: one flutters by some pages, one is constant.
+as those of a node whose ranks do five collectives a second. When their rings of 2,000 entries are
+read, decides the real `PollSchedule`, about every 6.4 s. Every rank has two series of memory at ten
+samples a second: one flutters by some pages, one is constant.
 
 `--tree PATH` measures the code of another working tree, agents included; `--against PATH` both, in
 turns: the machine's speed changes from minute to minute, so only figures of one run compare. A
@@ -35,6 +35,7 @@ import numpy as np
 
 from bench.ingest import SIGNATURE, Node, _cpu_s, _rss_bytes
 from bench.report import show
+from frd.flight.entry import Status
 from frd.model import (
     AttemptKey,
     EntryColumns,
@@ -51,6 +52,7 @@ from frd.wire.messages import PROTOCOL, Hello
 from frd_agent.counters import Counters
 from frd_agent.memory.samples import Samples
 from frd_agent.node_time import NodeTime, raw_now
+from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rank_progress import RankProgress
 from frd_agent.uplink import endpoint
@@ -70,9 +72,9 @@ OP_NS: Final = 200_000_000
 OP_LASTS_NS: Final = 100_000_000
 JITTER_NS: Final = 2_000_000
 """Between the ranks that join an op."""
-DUMP_EVERY_S: Final = 6.4
+RING: Final = 2_000
 STARTED_WITHIN_S: Final = 1.0
-"""The ranks of a node start so close to each other, and so they are read ever after."""
+"""The ranks of a node start so close to each other."""
 TICK_S: Final = 0.25
 """Of the agent."""
 SAMPLE_NS: Final = 100_000_000
@@ -177,16 +179,18 @@ class Agent:
 
     async def run(self, start_ns: int) -> None:
         dice = np.random.default_rng(self._node.number)
-        due = (start_ns - raw_now()) / 1e9 + time.monotonic() + dice.uniform(0, DUMP_EVERY_S)
-        ticks = dice.integers(0, int(STARTED_WITHIN_S / TICK_S), RANKS).tolist()
+        booted_s = dice.uniform(0, 1_000)  # before the first tick
+        schedules = [PollSchedule(PollPolicy()) for _ in range(RANKS)]
+        due = dice.integers(0, int(STARTED_WITHIN_S / TICK_S), RANKS).tolist()
+        begin_s = (start_ns - raw_now()) / 1e9 + time.monotonic() + dice.uniform(0, TICK_S)
         while True:
-            for tick in sorted(set(ticks)):
-                await asyncio.sleep(max(due + tick * TICK_S - time.monotonic(), 0))
-                for place in range(RANKS):
-                    if ticks[place] == tick:
-                        self._dump(place, start_ns)
-                self._reports.wake()
-            due += DUMP_EVERY_S
+            tick = min(due)
+            await asyncio.sleep(max(begin_s + tick * TICK_S - time.monotonic(), 0))
+            for place, schedule in enumerate(schedules):
+                if due[place] == tick:
+                    self._dump(place, start_ns)
+                    due[place] = _next_tick(schedule, booted_s, tick)
+            self._reports.wake()
 
     def _dump(self, place: int, start_ns: int) -> None:
         """What the agent learns when it reads the recorder of a rank."""
@@ -229,6 +233,19 @@ class Agent:
     @staticmethod
     def _created(rank: int, ops: Any, start_ns: int) -> Any:
         return start_ns + ops * OP_NS + (ops * 2_654_435_761 + rank * 40_503) % JITTER_NS
+
+
+def _next_tick(schedule: PollSchedule, booted_s: float, tick: int) -> int:
+    """When a rank that makes progress, and was read at `tick`, is read again."""
+    schedule.asked(booted_s + tick * TICK_S)
+    schedule.dumped({}, RING)
+    while True:
+        tick += 1
+        now = booted_s + tick * TICK_S
+        counters = {(0, 0): Status(tick, -1, tick)}
+        schedule.see(counters, 0.0, exact=False, now=now)
+        if schedule.due(now) is not None:
+            return tick
 
 
 async def agents(address: str, numbers: range, count: int) -> None:

@@ -78,6 +78,9 @@ class RankContext:
     policy: PollPolicy
     dumping: asyncio.Semaphore
     """So that the ranks of a node are not all polled at the same time."""
+    refreshing: set[Rank] = field(default_factory=set)
+    """Those that are read for no reason but time: what they report waits for the last of them,
+    until the agent's next turn at most."""
     addresses: Addresses = field(default_factory=Addresses)
 
 
@@ -235,7 +238,7 @@ class Rank:
         if why is not None and self._task is None and (self._has_socket or self._dumps):
             self._shared.stats.dumps[why.value] += 1
             self._schedule.asked(now_s)
-            self._task = asyncio.create_task(self._poll_recorders())
+            self._task = asyncio.create_task(self._poll_recorders(why))
         return True
 
     def _update_schedule(self, now_s: float) -> None:
@@ -367,7 +370,10 @@ class Rank:
 
     # -- the recorders -------------------------------------------------------------------------
 
-    async def _poll_recorders(self) -> None:
+    async def _poll_recorders(self, why: Why) -> None:
+        refreshing = self._shared.refreshing
+        if why is Why.REFRESH:
+            refreshing.add(self)
         hold_in_s = self._schedule.hold_in_s(time.monotonic(), time.time())
         may_hold = hold_in_s is not None
         try:
@@ -391,8 +397,10 @@ class Rank:
             self._complained = True
         finally:
             self._task = None
+            refreshing.discard(self)
         self._update_schedule(time.monotonic())
-        self.reports.wake()
+        if why is not Why.REFRESH or not refreshing:
+            self.reports.wake()
 
     async def ask(self, timeout_s: float, *, may_hold: bool | None = None) -> list[KeptDump]:
         """Read all recorders of the rank now; returns the dumps as received. `may_hold`: see

@@ -24,6 +24,8 @@ GROWTH_PPM: Final = 102
 are measured with these very clocks."""
 WANDER_PPM: Final = 0.1
 """The relative drift of two hosts changes by at most so much in a second: see `offset_interval`."""
+HORIZON_NS: Final = 1_500_000_000
+"""An alignment in use must hold until another ping has come: for so long with a ping a second."""
 
 
 class Alignment(NamedTuple):
@@ -41,6 +43,8 @@ class Alignment(NamedTuple):
     """Largest error at `at_ns`; meaningless while the clock is unsynchronized."""
     growth_ppm: float = GROWTH_PPM
     """How fast it grows with the distance from `at_ns` at first; see `growth_ns`."""
+    horizon_ns: int = HORIZON_NS
+    """For how long after `now_ns` it is to be used."""
 
     def uncertainty_ns(self, node_ns: int) -> int | None:
         """Largest error of this node time, aligned; None when nothing bounds it."""

@@ -93,6 +93,7 @@ class Cell:
             ids=common.stream_ids,
             successor=successor,
             is_sure=self._is_sure,
+            on_rows=common.came,
             on_news=self._came,
         )
         inquiries = Inquiries(self.streams)

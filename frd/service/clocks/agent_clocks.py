@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, TypeAlias
 
-from frd.engine.clocks.alignment import Alignment, growth_ns
+from frd.engine.clocks.alignment import HORIZON_NS, Alignment, growth_ns
 from frd.engine.clocks.estimator import Exchange, NodeClock, OffsetEstimate
 from frd.engine.clocks.wall_readings import WallReadings
 from frd.engine.matching.clock_hints import ClockHint
 from frd.model import AlignedNs, NodeRawNs
-from frd.service.clocks.alignments import HORIZON_NS, align, claim_ns
+from frd.service.clocks.alignments import align, claim_ns
 from frd.service.clocks.real_time import RealTime
 from frd.service.clocks.view import ClockView
 from frd.wire.clock import Readings
@@ -102,9 +102,9 @@ class AgentClock:
         finally:
             del self._pingers[number]
 
-    def conclude(self, *, force: bool = False) -> None:
+    def conclude(self, horizon_ns: int, *, force: bool = False) -> None:
         """Estimate again, because of a message or because time has passed; use another alignment if
-        the one in use is no longer good enough, or always with `force`."""
+        the one in use is not good enough for the next `horizon_ns`, or always with `force`."""
         if self.learned.is_unheard:
             return
         raw = self._now.raw()
@@ -112,14 +112,16 @@ class AgentClock:
         self._log_change(newest)
         self._newest = newest
         aligned_ns = self._now.at(newest.at_ns + newest.offset_ns)
-        if not force and self._is_good_enough(newest, aligned_ns):
+        if not force and self._is_good_enough(newest, aligned_ns, horizon_ns):
             return
-        self.used = align(newest, self._now.at)
+        self.used = align(newest, self._now.at, horizon_ns)
         self._claim_ns = claim_ns(self.used)
         for use in list(self._uses.values()):
             use(self.used)
 
-    def _is_good_enough(self, newest: OffsetEstimate, aligned_ns: AlignedNs) -> bool:
+    def _is_good_enough(
+        self, newest: OffsetEstimate, aligned_ns: AlignedNs, horizon_ns: int
+    ) -> bool:
         """The alignment in use is still good enough: its claim holds, and is not much larger than
         needed."""
         used, claimed = self.used, self._claim_ns
@@ -130,7 +132,7 @@ class AgentClock:
         moved = abs(used.one_to_aligned(newest.at_ns) - aligned_ns)
         if claimed is None:
             return moved <= _ROUGH_NS
-        needed = newest.half_ns + growth_ns(HORIZON_NS, newest.growth_ppm, newest.rate)
+        needed = newest.half_ns + growth_ns(horizon_ns, newest.growth_ppm, newest.rate)
         return needed + moved <= claimed <= 2 * needed
 
     def _log_change(self, newest: OffsetEstimate) -> None:
@@ -163,6 +165,8 @@ class AgentClocks:
     def __init__(self, now: RealTime) -> None:
         self.refused: Counter[str] = Counter()
         """Refused timestamps and refused streams, by reason."""
+        self.horizon_ns = HORIZON_NS
+        """For how long alignments are made."""
         self._now = now
         self._clocks: dict[SessionKey, AgentClock] = {}
 
@@ -202,7 +206,7 @@ class AgentClocks:
             self._read_node(clock, [raw], [marks.sent_at_ns], [marks.sent_slack_ns])
         if not clock.exchanged_at:
             clock.learned.one_way(raw, self._now.raw())
-            clock.conclude()
+            clock.conclude(self.horizon_ns)
 
     def learn(self, clock: AgentClock, readings: Readings, exchange: Exchange | None) -> None:
         """What one ping brought: readings of the node, and the end of an earlier exchange."""
@@ -217,7 +221,7 @@ class AgentClocks:
         last = clock.wall.last
         if not clock.exchanged_at and len(readings.raw_ns) and last is not None:
             clock.learned.one_way(NodeRawNs(last[0]), self._now.raw())
-        clock.conclude(force=has_stepped)
+        clock.conclude(self.horizon_ns, force=has_stepped)
 
     def _read_node(
         self, clock: AgentClock, raws: list[int], reals: list[int], slacks: list[int]
@@ -243,14 +247,18 @@ class AgentClocks:
             (late, early.name, None, hint.late_most_ns),
         ):
             if not clock.learned.constrain(peer, nodes - 1, at, least_ns, most_ns):
-                clock.conclude()
+                clock.conclude(self.horizon_ns)
+
+    def ping_every(self, pause_s: float) -> None:
+        """Agents ping about so often."""
+        self.horizon_ns = round(pause_s * HORIZON_NS)
 
     def refresh(self) -> None:
         """Estimate silent clocks again: their uncertainty grows with time."""
         now = self._now()
         for clock in self._clocks.values():
-            if clock.is_connected and now - clock.concluded_at > HORIZON_NS:
-                clock.conclude()
+            if clock.is_connected and now - clock.concluded_at > clock.used.horizon_ns:
+                clock.conclude(self.horizon_ns)
 
     def forget(self, now: AlignedNs) -> None:
         """Drop sessions that are gone for long, or too many."""

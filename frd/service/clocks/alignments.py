@@ -11,15 +11,13 @@ from typing import Final
 import msgspec
 
 from frd.decodable import decodable
-from frd.engine.clocks.alignment import FAR_NS, Alignment
+from frd.engine.clocks.alignment import FAR_NS, HORIZON_NS, Alignment
 from frd.engine.clocks.estimator import OffsetEstimate
 from frd.errors import StoreError
 from frd.model import AlignedNs
 
 decodable(Alignment)
 
-HORIZON_NS: Final = 1_500_000_000
-"""An alignment in use must hold for so long: until another ping has come."""
 _MARGIN: Final = 8
 """The claimed uncertainty exceeds the needed one by one part in so many."""
 
@@ -36,7 +34,9 @@ def guess(sent_at: int, received_at: AlignedNs) -> Alignment:
     )
 
 
-def align(newest: OffsetEstimate, at: Callable[[int], AlignedNs]) -> Alignment:
+def align(
+    newest: OffsetEstimate, at: Callable[[int], AlignedNs], horizon_ns: int = HORIZON_NS
+) -> Alignment:
     """From a node's raw clock over the service's to aligned time; `at` leads from there."""
     aligned_ns = at(newest.at_ns + newest.offset_ns)
     return Alignment(
@@ -47,13 +47,14 @@ def align(newest: OffsetEstimate, at: Callable[[int], AlignedNs]) -> Alignment:
         newest.rate,
         newest.half_ns,
         newest.growth_ppm,
+        horizon_ns,
     )
 
 
 def claim_ns(alignment: Alignment) -> int | None:
     """Uncertainty claimed for present times, valid while the alignment is in use; None: none."""
     at_ns, now_ns = alignment.at_ns, alignment.at_ns + alignment.now_ns - alignment.aligned_ns
-    needed = alignment.uncertainty_ns(max(now_ns, at_ns) + HORIZON_NS)
+    needed = alignment.uncertainty_ns(max(now_ns, at_ns) + alignment.horizon_ns)
     return None if needed is None else needed * (_MARGIN + 1) // _MARGIN
 
 

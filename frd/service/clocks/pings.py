@@ -109,7 +109,9 @@ class Pings:
                 if wait_s := bucket.take(1, received / 1e9):
                     self._clocks.refused[Refusal.FLOOD.value] += 1
                     await asyncio.sleep(wait_s)
-                pong = encode_pong(ping.number, pause_s(self._streams))
+                pause = pause_s(self._streams)
+                self._clocks.ping_every(pause)
+                pong = encode_pong(ping.number, pause)
                 sent = raw_now()
                 await context.write(pong)
                 exchange = answered.end(ping)

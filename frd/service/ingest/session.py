@@ -56,6 +56,8 @@ from frd.wire.messages import (
 UNKNOWN_UNCERTAINTY_NS: Final = 50_000_000
 """Uncertainty of a clock without pings: more than the delay of a slow network, and little
 compared with the 100 ms between two memory samples."""
+SLOW_NS: Final = 1_000_000_000
+"""A rank that has been in an op for so long waits."""
 SAMPLES: Final = "memory"
 ROWS: Final = "entries"
 """Labels of what is refused without an end of the stream: impossible memory samples, and rows that
@@ -85,6 +87,8 @@ class Session:
         """The engine has failed on a message of the stream."""
         self.lag_ns = 0
         """Time from sending to applying of the last watermark message."""
+        self.waits = False
+        """Some rank waited when the last watermark message was sent."""
         self._refused: list[tuple[str, int, str]] = []
         self.alignment = _UNALIGNED
         """Converts node times to aligned times."""
@@ -276,11 +280,12 @@ class Session:
     def _watermark_message(self, batch: Watermarks, now: AlignedNs) -> None:
         self.on_watermarks(batch)
         self.lag_ns = max(now - self.alignment.one_to_aligned(batch.sent_raw_ns), 0)
-        attempt = self.declared.attempts[batch.attempt_index]
+        attempt, columns = self.declared.attempts[batch.attempt_index], batch.columns
+        since_ns = columns.head_created_ns
+        self.waits = bool(((since_ns > 0) & (since_ns < batch.sent_raw_ns - SLOW_NS)).any())
         if (handles := attempt.handles) is None:
             attempt.has_dropped = True
             return
-        columns = batch.columns
         if self.declared.superseded:
             gone = np.fromiter(self.declared.superseded, np.uint32)
             stay = [~np.isin(of, gone) for of in (columns.rank, columns.seen_rank)]

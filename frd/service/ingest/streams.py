@@ -23,7 +23,7 @@ from frd.service.clocks.agent_clocks import AgentClock, AgentClocks
 from frd.service.clocks.alignments import encode
 from frd.service.ingest.job_runs import JobWarning, Refusal
 from frd.service.ingest.nodes import Nodes
-from frd.service.ingest.session import ROWS, SAMPLES, Session
+from frd.service.ingest.session import ROWS, SAMPLES, SLOW_NS, Session
 from frd.service.ingest.shared import Shared
 from frd.service.journal.log import Log
 from frd.service.metrics.recent_peak import RecentPeak
@@ -49,8 +49,6 @@ ROUND_MS: Final = 2_000
 """Between two rounds of reports of an agent whose job is well."""
 HURRIED_ROUND_MS: Final = 900
 """While some rank of the job waits: where the hang is, nothing waits, so only the service knows."""
-_SLOW_NS: Final = 1_000_000_000
-"""A rank that has been in an op for so long waits."""
 _CALM_NS: Final = 30_000_000_000
 """How long no rank must have waited before rounds are rare again, so that a job whose ranks wait
 now and again does not change its pace with each of its steps."""
@@ -136,9 +134,11 @@ class Streams:
     nodes: Nodes = field(default_factory=Nodes)
     refused: Counter[str] = field(default_factory=Counter)
     """Refused and aborted streams by reason, and what is refused of others."""
+    on_rows: Callable[[], None] = lambda: None
+    """Called when something has come that is acknowledged once it is applied."""
     on_news: Callable[[], None] = lambda: None
-    """Called when something has come that may be acknowledged, or change a finding: anything but
-    watermarks and samples of memory, of which a wait or a rise shows only in the course of time."""
+    """Called when something has come that may change a finding now: not what ranks report of which
+    none waits, nor samples of memory, of which a rise shows only in the course of time."""
     _streams: dict[int, Stream] = field(default_factory=dict)
     """Streams that have sent Hello, by id."""
     _left: tuple[str, str] | None = None
@@ -181,6 +181,7 @@ class Streams:
         match event:
             case EntryColumns():
                 self._acking.add(stream)
+                self.on_rows()
             case Watermarks():
                 self._lags.add(session.lag_ns / 1e9, now / 1e9)
             case Declare():
@@ -199,7 +200,8 @@ class Streams:
             self._refuse(stream, label, count, why)
         self.nodes.heard(session.key, now)
         self.journal.message(stream.id, now, data, event)
-        if not isinstance(event, Watermarks | MemoryColumns):
+        is_progress = isinstance(event, EntryColumns | Watermarks) and not session.waits
+        if not (is_progress or isinstance(event, MemoryColumns)):
             self.on_news()
         clock = stream.clock if isinstance(event, Hello) else None
         if clock is not None and clock.used is not session.alignment:
@@ -281,7 +283,7 @@ class Streams:
         """Have agents report rarely while their jobs are well. One rank that waits makes all agents
         of its job report more often."""
         before = self._waited_at.keys()
-        waited = self._waited_at | dict.fromkeys(self.shared.engine.waiting(_SLOW_NS), now)
+        waited = self._waited_at | dict.fromkeys(self.shared.engine.waiting(SLOW_NS), now)
         self._waited_at = {job: at for job, at in waited.items() if now - at < _CALM_NS}
         changed = before ^ self._waited_at.keys()
         streams, self._unpaced = self._unpaced, set()

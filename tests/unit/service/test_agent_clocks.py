@@ -271,6 +271,22 @@ def test_what_is_claimed_of_a_silent_clock_grows(world: World, agent: Agent) -> 
     assert agent.reason == "silent"
 
 
+def test_a_fleet_that_pings_rarely_keeps_its_alignments(world: World, agent: Agent) -> None:
+    """A pair of pings every 8 s: the claim holds from one pair to the next, so no other alignment
+    comes into use in between, and few do at a pair."""
+    agent.pings(60)
+    world.clocks.ping_every(8.0)
+    for second in range(1, 801):
+        world.at += S
+        world.clocks.refresh()
+        if second % 8 == 0:
+            agent.ping()
+        assert agent.error <= agent.claimed <= 3 * MS
+        if second == 80:
+            settled = len(agent.used)
+    assert len(agent.used) - settled <= 720 // 60 + 3
+
+
 def test_a_liar_moves_its_own_clock_only() -> None:
     """Two agents of one host: one sends impossible raw times, and a wall clock that runs
     wild; the other's clock does not move."""

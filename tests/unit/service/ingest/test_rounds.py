@@ -7,8 +7,17 @@ from dataclasses import replace
 from frd.model import AlignedNs, AttemptKey, GroupInfo, NodeNs, NodeRawNs, RankInfo
 from frd.service.ingest.streams import HURRIED_ROUND_MS, ROUND_MS, Stream
 from frd.wire.encode import encode_agent
-from frd.wire.messages import PROTOCOL, AttemptDecl, Declare, GroupDecl, Hello, Pace, RankDecl
-from tests.world.messages import watermarks
+from frd.wire.messages import (
+    PROTOCOL,
+    AttemptDecl,
+    Declare,
+    GroupDecl,
+    Hello,
+    Pace,
+    RankDecl,
+    SignatureDecl,
+)
+from tests.world.messages import ALL_REDUCE, entry_columns, watermarks
 from tests.world.sessions import quiet_streams
 
 S = 1_000_000_000
@@ -32,6 +41,7 @@ class Job:
             attempts=(AttemptDecl(0, AttemptKey("job", 0), 3),),
             ranks=(RankDecl(0, 0, RankInfo(rank, 3, name, name, 10 + rank)),),
             groups=(GroupDecl(0, 0, GroupInfo("0", "default_pg", (0, 1, 2))),),
+            signatures=(SignatureDecl(0, ALL_REDUCE),),
         )
         for event in (replace(hello, paced=paced), declare):
             self.streams.take(stream, encode_agent(event))
@@ -46,6 +56,10 @@ class Job:
     def goes_on(self, rank: int) -> None:
         marks = watermarks([0], enqueued=0, completed=0, seen=[0], as_of=self.now, sent=self.now)
         self.streams.take(self.agents[rank], encode_agent(marks))
+
+    def reports_rows(self, rank: int, seq: int = 0) -> None:
+        rows = entry_columns([seq], revision=seq + 1, created=self.now)
+        self.streams.take(self.agents[rank], encode_agent(rows))
 
     def paces(self, after_s: float = 0.25) -> list[list[int]]:
         """What each agent is asked at the next evaluation."""
@@ -74,6 +88,21 @@ def test_one_rank_that_waits_hurries_all_nodes_of_its_job() -> None:
     assert job.paces() == [[], [], []]
     assert job.paces(after_s=29) == [[], [], []]
     assert job.paces(after_s=2) == [[ROUND_MS], [ROUND_MS], []]
+
+
+def test_what_ranks_report_is_urgent_when_one_waits() -> None:
+    """Rows are to be acknowledged soon; only what a rank reports that waits is evaluated soon."""
+    job, called = Job(), list[str]()
+    job.streams.on_rows = lambda: called.append("rows")
+    job.streams.on_news = lambda: called.append("news")
+    job.reports_rows(0)
+    job.goes_on(0)
+    job.waits(0, 0.9)
+    assert called == ["rows"]
+    job.waits(0, 1.1)
+    assert called == ["rows", "news"]
+    job.reports_rows(0, 1)
+    assert called == ["rows", "news", "rows", "news"]
 
 
 def test_a_node_that_comes_while_a_rank_waits_hurries_as_well() -> None:
