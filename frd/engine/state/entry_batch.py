@@ -210,15 +210,16 @@ def _by_pair(pair: Int32s) -> npt.NDArray[np.intp] | None:
 
 def _runs(pair: Int32s, seq: Int64s, places: Places) -> PairRuns:
     pair, seq = pair[places], seq[places]
-    edge = pair[1:] != pair[:-1]
-    rising = (seq[1:] > seq[:-1]) | edge
+    is_edge = np.ones(len(seq) + 1, np.bool_)
+    np.not_equal(pair[1:], pair[:-1], out=is_edge[1:-1])
+    rising = (seq[1:] > seq[:-1]) | is_edge[1:-1]
     if not rising.all():
         at = int(rising.argmin()) + 1
         raise WireError(
             "entries.seq", "backwards", f"{seq[at]} after {seq[at - 1]}: seqs of a group must rise"
         )
-    end = np.append(edge.nonzero()[0] + 1, len(seq))
-    start = np.append(0, end[:-1])
+    edges = is_edge.nonzero()[0]
+    start, end = edges[:-1], edges[1:]
     return PairRuns(
         places=places,
         seq=seq,
