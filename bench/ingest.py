@@ -33,7 +33,7 @@ import numpy as np
 from bench.report import show
 from frd.engine.engine import Engine
 from frd.engine.policy import Policy
-from frd.engine.state.entry_batch import EntryRows
+from frd.engine.state.entry_batch import EntryMessage, EntryRows
 from frd.model import (
     AlignedNs,
     AttemptKey,
@@ -57,7 +57,7 @@ from frd.rpc import (
     job_metadata,
     open_stream,
 )
-from frd.service.ingest.buffers import EntryBuffer
+from frd.service.ingest.buffers import EntryBuffer, Outcome
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (
     PROTOCOL,
@@ -270,13 +270,12 @@ def engine_alone(messages: int, *, together: bool = False) -> float:
         ]
         began = time.process_time()
         if together:
-            attempt.apply_entries([attempt.check_entries(r, replay=False, now=now) for r in made])
+            attempt.apply_entries([EntryMessage(rows, -1, now) for rows in made])
         else:
             for rows in made:
                 if waiting.has(attempt, rows.rank):
                     waiting.flush()
-                message = attempt.check_entries(rows, replay=False, now=now)
-                waiting.add(attempt, message, _ignore)
+                waiting.add(attempt, EntryMessage(rows, -1, now), _ignore)
         if number % TICK_ROUNDS == 0:
             waiting.flush()
             attempt.stalls(now)
@@ -284,7 +283,7 @@ def engine_alone(messages: int, *, together: bool = False) -> float:
     return messages * len(work) * ROWS / spent
 
 
-def _ignore(is_applied: bool) -> None:
+def _ignore(outcome: Outcome) -> None:
     """Nothing is acknowledged."""
 
 

@@ -30,7 +30,13 @@ from frd.engine.policy import Policy
 from frd.engine.room import OF_ATTEMPT, OF_GROUP, OF_SERIES, Room, of_rank, of_signature, of_texts
 from frd.engine.state import snapshot_parts, watermarks
 from frd.engine.state.attempt_tables import AttemptTables
-from frd.engine.state.entry_batch import CheckedEntries, EntryBatch, EntryRows, Rows, contradicting
+from frd.engine.state.entry_batch import (
+    EntryBatch,
+    EntryMessage,
+    EntryRows,
+    contradicting,
+    is_empty,
+)
 from frd.engine.state.lazy import once
 from frd.engine.state.phases import PhasesAt
 from frd.engine.state.session_clocks import SessionClocks
@@ -246,53 +252,35 @@ class Attempt:
 
     # -- observations ------------------------------------------------------------------------
 
-    def check_entries(
-        self, rows: EntryRows, *, replay: bool, session: int = -1, now: AlignedNs
-    ) -> CheckedEntries:
-        """Transitions of one rank (at least one), in recording order, that `apply_entries` can
-        apply, as long as no other rows of the rank are applied before. Changes nothing.
-
-        `session` is the number of the agent session (see `SessionClocks.set`). With `replay`, as
-        when it has taken the rank over, rows that were applied before are dropped.
-
-        Raises:
-            WireError: when the seqs of a group do not rise, or a row is of no member.
-        """
-        pairs, batch = self._pairs, EntryBatch(rows)
-        joined = batch.news(batch.joins, pairs.joined_row, replay=replay)
-        completed = batch.news(batch.completes, pairs.completed_row, replay=replay)
-        return CheckedEntries(
-            rows=rows,
-            session=session,
-            now=now,
-            reported=batch.joined() if replay else None,
-            joined=joined,
-            completed=completed,
-            starts=batch.starts,
-            duplicates=batch.repeated(joined, completed) if replay else 0,
-        )
-
     def contradicting(self, rows: EntryRows, *, replay: bool) -> Bools:
-        """The rows because of which `check_entries` raises."""
+        """The rows because of which `apply_entries` raises."""
         joined, completed = self._pairs.joined_row, self._pairs.completed_row
         if replay:
             joined = completed = np.full_like(joined, UNKNOWN_SEQ)
         return contradicting(rows, joined, completed)
 
-    def apply_entries(self, messages: Sequence[CheckedEntries]) -> None:
-        """Apply messages of different ranks together."""
+    def apply_entries(self, messages: Sequence[EntryMessage]) -> list[int]:
+        """Apply messages of different ranks together, each with at least one row, in recording
+        order. Returns how many rows of each report nothing new.
+
+        Raises:
+            WireError: when the seqs of a group do not rise, or a row is of no member; then nothing
+                has changed.
+        """
         pairs, ranks = self._pairs, self._ranks
+        rows = EntryBatch(messages)
+        joined = rows.news(rows.joins, pairs.joined_row)
+        completed = rows.news(rows.completes, pairs.completed_row)
         for one in messages:
             self._note_unread(one)
-        rows = Rows(messages)
         pairs.last_session[rows.column("pair")] = rows.sessions
         lines, times, rank = ranks.clock_lines(rows.ranks), rows.times, rows.ranks
-        if (completed := rows.completed) is not None:
+        if completed is not None:
             as_of = ranks.as_of[pairs.rank[completed.pair]]
             ended = rows.column("completed_ns")
             watermarks.complete(pairs, completed, completed.column(ended), as_of)
         slots = None
-        if (joined := rows.joined) is not None:
+        if joined is not None:
             created = rows.column("created_ns")
             watermarks.join(pairs, joined, joined.column(created))
             aligned = joined.column(lines.to_aligned(created, times))
@@ -303,18 +291,19 @@ class Attempt:
             same = slots if completed is joined else None
             bounded = completed.column((ended > 0) & (ended == rows.column("started_ns")))
             self._collectives.complete(completed, completed.column(rank), aligned, bounded, same)
-        if len(at := rows.starts):
+        if not is_empty(at := rows.starts):
             watermarks.start(
                 pairs, *(rows.column(name)[at] for name in ("pair", "seq", "started_ns"))
             )
         self._recent.add(rows, ranks.count)
         self._observed += 1
+        return rows.repeated(joined, completed)
 
-    def _note_unread(self, one: CheckedEntries) -> None:
+    def _note_unread(self, one: EntryMessage) -> None:
         """Entries that the ring of the rank dropped between two agent sessions."""
-        if one.reported is None:
+        if not one.is_replay or (reported := EntryBatch([one]).joined()) is None:
             return
-        if lost := watermarks.count_unread(self._pairs, one.reported, one.session):
+        if lost := watermarks.count_unread(self._pairs, reported, one.session):
             ranks, rank = self._ranks, one.rows.rank
             lost_at = one.rows.created_ns.max() or ranks.as_of[rank]
             ranks.gap_at[rank] = max(ranks.gap_at[rank], lost_at)

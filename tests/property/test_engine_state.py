@@ -213,7 +213,6 @@ def test_replay_changes_nothing(story: Story, part: float) -> None:
         before = state(attempt)
         again = known[round(part * len(known)) :]
         applied = feed(attempt, rank, again, replay=True)
-        assert (applied.joined, applied.completed) == (0, 0)
         assert applied.duplicates == len(again)
         assert state(attempt) == before
 

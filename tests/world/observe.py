@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from frd.engine.attempt import Attempt
-from frd.engine.state.entry_batch import EntryRows
+from frd.engine.state.entry_batch import EntryMessage, EntryRows
 from frd.engine.state.watermarks import WatermarkRows
 from frd.model import AlignedNs, RankInfo, Signature
 from tests.world import messages
@@ -27,8 +27,6 @@ class Applied:
     rows: int
     duplicates: int
     """Rows that report nothing new."""
-    joined: int
-    completed: int
 
 
 def rank_info(
@@ -70,11 +68,10 @@ def entries(
         completed_ns=column(completed, count),
     )
     if not count:
-        return Applied(0, 0, 0, 0)
-    checked = attempt.check_entries(rows, replay=replay, session=session, now=now)
-    attempt.apply_entries([checked])
-    joined, completed = (len(runs or ()) for runs in (checked.joined, checked.completed))
-    return Applied(count, checked.duplicates, joined, completed)
+        return Applied(0, 0)
+    message = EntryMessage(rows, session, now, is_replay=replay)
+    (duplicates,) = attempt.apply_entries([message])
+    return Applied(count, duplicates)
 
 
 def watermarks(

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.state.entry_batch import EntryRows, Rows, joined_arrays
+from frd.engine.state.entry_batch import EntryBatch, EntryRows, joined_arrays
 from frd.model import Bools, Int32s, Int64s, UInt8s
 
 _ROWS_PER_RANK: Final = 256
@@ -64,7 +64,7 @@ class RecentEntries:
         """Ranks whose rows are still to be dropped. One pass over all batches takes milliseconds,
         so it is made once for all ranks that are declared together."""
 
-    def add(self, rows: Rows, ranks: int) -> None:
+    def add(self, rows: EntryBatch, ranks: int) -> None:
         """Rows of an attempt with so many ranks have been applied."""
         self._drop()
         columns = {name: rows.column(name) for name in _OF_ROWS}

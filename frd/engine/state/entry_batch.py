@@ -1,9 +1,10 @@
-"""A batch of transitions in order: rows of one rank, split into runs of one pair each.
+"""Batches of transitions: the rows of several ranks, split into runs of one pair each.
 
 Within a run the seqs must rise. This one check makes everything after it a plain column operation
 (no accumulator is hit twice by one rank) and a replay recognizable by a single number, the highest
-seq seen before. Batches are checked one by one, so that an error has one author, and applied many
-at a time (`Rows`), for a call costs more than the rows of most messages.
+seq seen before. Messages are checked and applied many at a time, for a call costs more than the
+rows of most of them; if one of them is wrong, nothing is changed, and the caller applies them one
+by one, so that an error has one author.
 """
 
 from __future__ import annotations
@@ -87,24 +88,6 @@ class PairRuns:
     first: Int64s
     last: Int64s
 
-    @classmethod
-    def joined(cls, parts: Sequence[tuple[int, PairRuns]]) -> PairRuns:
-        """The runs of several messages whose rows follow each other; each with the row at which
-        its message begins."""
-        places = [
-            np.arange(len(r.seq)) if isinstance(r.places, slice) else r.places for _, r in parts
-        ]
-        rows = np.cumsum([0, *(len(r.seq) for _, r in parts[:-1])]).tolist()
-        return cls(
-            places=np.concatenate([at + of for at, (of, _) in zip(places, parts, strict=True)]),
-            seq=np.concatenate([r.seq for _, r in parts]),
-            pair=np.concatenate([r.pair for _, r in parts]),
-            start=np.concatenate([r.start + at for at, (_, r) in zip(rows, parts, strict=True)]),
-            count=np.concatenate([r.count for _, r in parts]),
-            first=np.concatenate([r.first for _, r in parts]),
-            last=np.concatenate([r.last for _, r in parts]),
-        )
-
     def __len__(self) -> int:
         """Rows."""
         return len(self.seq)
@@ -118,18 +101,36 @@ class PairRuns:
         return values if len(values) == 1 else np.repeat(values, self.count)
 
 
+@dataclass(frozen=True, slots=True)
+class EntryMessage:
+    """What one rank has reported."""
+
+    rows: EntryRows
+    session: int
+    """Number of the agent session; see `SessionClocks.set`."""
+    now: AlignedNs
+    """When the message came."""
+    is_replay: bool = False
+    """Rows that were applied before are dropped; otherwise there must be none."""
+
+
 class EntryBatch:
-    """The rows of one message, by what they report.
+    """The rows of several messages of different ranks, one after the other, by what they report.
 
     Raises:
         WireError: when a row is of no member of its group (pair -1).
     """
 
-    def __init__(self, rows: EntryRows) -> None:
-        self._pair, self._seq, flags = rows.pair, rows.seq, rows.flags
-        self._order = _by_pair(rows.pair)
+    def __init__(self, messages: Sequence[EntryMessage]) -> None:
+        self._messages = messages
+        self._columns: dict[str, npt.NDArray[Any]] = {}
+        self.lengths = [len(m.rows) for m in messages]
+        self.now = max(m.now for m in messages)
+        self._pair, self._seq = self.column("pair"), self.column("seq")
+        self._order = _by_pair(self._pair)
         self._all: Places = slice(None) if self._order is None else self._order
         self._whole: PairRuns | None = None
+        flags = self.column("flags")
         first = int(flags[0])
         if (flags == first).all():
             self.joins = self._all if first & _JOINED else _NOTHING
@@ -145,11 +146,37 @@ class EntryBatch:
             return carries.nonzero()[0]
         return self._order[carries[self._order]]
 
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A column of `EntryRows`; it must not be changed."""
+        if (known := self._columns.get(name)) is None:
+            known = joined_arrays([getattr(m.rows, name) for m in self._messages])
+            self._columns[name] = known
+        return known
+
+    def by_row(self, values: Sequence[int]) -> Int64s:
+        """One value a message, for each of its rows."""
+        return np.repeat(np.array(values, np.int64), self.lengths)
+
+    @cached_property
+    def ranks(self) -> Int64s:
+        """By row."""
+        return self.by_row([m.rows.rank for m in self._messages])
+
+    @property
+    def sessions(self) -> Int64s:
+        """By row."""
+        return self.by_row([m.session for m in self._messages])
+
+    @cached_property
+    def times(self) -> Int64s:
+        """When the message of each row came."""
+        return self.by_row([m.now for m in self._messages])
+
     def joined(self) -> PairRuns | None:
         """The runs of rows that join an op, new or not; None without such rows."""
         return None if is_empty(self.joins) else self._split(self.joins)
 
-    def news(self, places: Places, seen: Int64s, *, replay: bool) -> PairRuns | None:
+    def news(self, places: Places, seen: Int64s) -> PairRuns | None:
         """The runs of rows whose seqs are above those in `seen` (by pair); None if there are none.
 
         Raises:
@@ -163,8 +190,9 @@ class EntryBatch:
         behind = runs.first <= applied
         if not behind.any():
             return runs
-        if not replay:
-            at = int(behind.argmax())
+        is_wrong = behind & ~self._replays[self._rows(places)[runs.start]]
+        if is_wrong.any():
+            at = int(is_wrong.argmax())
             raise WireError(
                 "entries.seq",
                 "backwards",
@@ -173,7 +201,15 @@ class EntryBatch:
         fresh = runs.seq > runs.spread(applied)
         if not fresh.any():
             return None
-        return _runs(self._pair, self._seq, np.arange(len(self._seq))[places][fresh])
+        return _runs(self._pair, self._seq, self._rows(places)[fresh])
+
+    @cached_property
+    def _replays(self) -> Bools:
+        """By row."""
+        return self.by_row([m.is_replay for m in self._messages]).astype(np.bool_)
+
+    def _rows(self, places: Places) -> npt.NDArray[np.intp]:
+        return np.arange(len(self._seq)) if isinstance(places, slice) else places
 
     def _split(self, places: Places) -> PairRuns:
         """The usual batch joins and completes in every row: split it once."""
@@ -183,15 +219,20 @@ class EntryBatch:
             self._whole = _runs(self._pair, self._seq, places)
         return self._whole
 
-    def repeated(self, *news: PairRuns | None) -> int:
-        """How many rows join or complete an op, but are not in `news`."""
+    def repeated(self, *news: PairRuns | None) -> list[int]:
+        """How many rows of each message join or complete an op, but are not in `news`."""
+        if not any(m.is_replay for m in self._messages):
+            return [0] * len(self._messages)
         repeated = np.zeros(len(self._seq), np.bool_)
         repeated[self.joins] = True
         repeated[self.completes] = True
         for runs in news:
             if runs is not None:
                 repeated[runs.places] = False
-        return int(repeated.sum())
+        counts: list[int] = np.add.reduceat(
+            repeated, np.cumsum([0, *self.lengths[:-1]]), dtype=np.int64
+        ).tolist()
+        return counts
 
 
 def _by_pair(pair: Int32s) -> npt.NDArray[np.intp] | None:
@@ -229,81 +270,6 @@ def _runs(pair: Int32s, seq: Int64s, places: Places) -> PairRuns:
         first=seq[start],
         last=seq[end - 1],
     )
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedEntries:
-    """A message that can be applied: its rows, and the runs of what is new in them."""
-
-    rows: EntryRows
-    session: int
-    """Number of the agent session."""
-    now: AlignedNs
-    """When the message came."""
-    reported: PairRuns | None
-    """All runs that join, of a replay; None otherwise."""
-    joined: PairRuns | None
-    completed: PairRuns | None
-    starts: Places
-    duplicates: int
-    """Rows that report nothing new."""
-
-
-class Rows:
-    """The rows of several checked messages of different ranks, one after the other."""
-
-    def __init__(self, messages: Sequence[CheckedEntries]) -> None:
-        self._messages = messages
-        self._columns: dict[str, npt.NDArray[Any]] = {}
-        self.lengths = [len(m.rows) for m in messages]
-        self._first = np.cumsum([0, *self.lengths[:-1]]).tolist()
-        self.now = max(m.now for m in messages)
-        self.joined = self._runs([m.joined for m in messages])
-        same = all(m.completed is m.joined for m in messages)
-        self.completed = self.joined if same else self._runs([m.completed for m in messages])
-
-    def _runs(self, of: Sequence[PairRuns | None]) -> PairRuns | None:
-        parts = [
-            (first, runs) for first, runs in zip(self._first, of, strict=True) if runs is not None
-        ]
-        return PairRuns.joined(parts) if parts else None
-
-    def column(self, name: str) -> npt.NDArray[Any]:
-        """A column of `EntryRows`; it must not be changed."""
-        if (known := self._columns.get(name)) is None:
-            known = joined_arrays([getattr(m.rows, name) for m in self._messages])
-            self._columns[name] = known
-        return known
-
-    def by_row(self, values: Sequence[int]) -> Int64s:
-        """One value a message, for each of its rows."""
-        return np.repeat(np.array(values, np.int64), self.lengths)
-
-    @cached_property
-    def ranks(self) -> Int64s:
-        """By row."""
-        return self.by_row([m.rows.rank for m in self._messages])
-
-    @property
-    def sessions(self) -> Int64s:
-        """By row."""
-        return self.by_row([m.session for m in self._messages])
-
-    @cached_property
-    def times(self) -> Int64s:
-        """When the message of each row came."""
-        return self.by_row([m.now for m in self._messages])
-
-    @property
-    def starts(self) -> npt.NDArray[np.intp]:
-        """The rows that report a start."""
-        return joined_arrays(
-            [
-                np.arange(first, first + length)[m.starts]
-                for first, length, m in zip(self._first, self.lengths, self._messages, strict=True)
-                if not is_empty(m.starts)
-            ]
-        )
 
 
 def joined_arrays(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:

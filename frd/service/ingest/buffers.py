@@ -1,12 +1,12 @@
 """Messages of many streams that wait to be applied to the engine together: entries, watermarks.
 
-An engine call costs more than the rows of most messages, so entry messages, checked when they come,
-wait: until the engine advances, until there are many rows, or until something comes that must find
-them applied (another message of the rank, a declaration, another clock). They are valid, hence none
-of them can fail later, on another stream's time. A message counts as applied, and is acknowledged,
-only then. If the engine fails nevertheless, because of a bug, the messages are applied one by one,
-so that only the stream of a message that fails again must start over. When messages are applied
-depends on messages and ticks alone, so a replay does the same.
+An engine call costs more than the rows of most messages, so entry messages wait: until the engine
+advances, until there are many rows, or until something comes that must find them applied (another
+message of the rank, a declaration, another clock). A message counts as applied, and is
+acknowledged, only then. Messages of which one is wrong, or on which the engine fails because of a
+bug, are applied one by one: of a wrong one, the rows that contradict what their rank has reported
+are refused, and only the stream of a message that fails again must start over. When messages are
+applied depends on messages and ticks alone, so a replay does the same.
 
 Every agent sends a small watermark message a second. Applied one by one, 2,048 of them cost more in
 calls than in work; together they are a few vectorized passes. Only `Engine.advance` reads their
@@ -18,22 +18,38 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from frd.engine.attempt import Attempt
-from frd.engine.state.entry_batch import CheckedEntries
+from frd.engine.state.entry_batch import EntryMessage
 from frd.engine.state.tables import repeats
 from frd.engine.state.watermarks import WatermarkRows
+from frd.errors import WireError
 
 MOST_ROWS: Final = 32_768
 """Entry rows that may wait, and, about, watermark rows of one call. Their columns fit into a
 processor's cache: a second's watermarks of 98,304 ranks in 10 groups in one call take half as long
 again."""
-Settled: TypeAlias = Callable[[bool], None]
-"""Called with True when the message is applied; with False when the engine has failed on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of the rows of an entry message."""
+
+    duplicates: int = 0
+    """Rows that report nothing new."""
+    refused: int = 0
+    """Rows that contradict what their rank has reported: the others are applied."""
+    why: str = ""
+    """They are refused."""
+    has_failed: bool = False
+    """Because of a bug of the engine, not all rows are applied."""
+
+
+Settled: TypeAlias = Callable[[Outcome], None]
 _COLUMNS: Final = [column.name for column in fields(WatermarkRows)]
 _NUMBERS: Final = "pair", "seen_rank"
 
@@ -43,35 +59,43 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     attempt: Attempt
-    messages: list[CheckedEntries] = field(default_factory=list)
+    messages: list[EntryMessage] = field(default_factory=list)
     settled: list[Settled] = field(default_factory=list)
     """By message."""
     ranks: set[int] = field(default_factory=set)
 
     def apply(self) -> None:
         try:
-            self.attempt.apply_entries(self.messages)
-            done = [True] * len(self.messages)
+            outcomes = [Outcome(count) for count in self.attempt.apply_entries(self.messages)]
+        except WireError:
+            outcomes = [self._apply_alone(message) for message in self.messages]
         except Exception as error:
-            done = [self._apply_again(message) for message in self.messages]
+            # What was applied before the failure counts as known.
+            again = [replace(message, is_replay=True) for message in self.messages]
+            outcomes = [self._apply_alone(message) for message in again]
             log.error(
                 "entries of %d ranks, those of %d not applied: internal error",
-                *(len(done), done.count(False)),
+                *(len(outcomes), sum(one.has_failed for one in outcomes)),
                 exc_info=error,
             )
-        for settled, is_applied in zip(self.settled, done, strict=True):
-            settled(is_applied)
+        for settled, outcome in zip(self.settled, outcomes, strict=True):
+            settled(outcome)
 
-    def _apply_again(self, message: CheckedEntries) -> bool:
-        """Alone. What was applied of it before the failure counts as known."""
+    def _apply_alone(self, message: EntryMessage) -> Outcome:
+        attempt = self.attempt
         try:
-            again = self.attempt.check_entries(
-                message.rows, replay=True, session=message.session, now=message.now
-            )
-            self.attempt.apply_entries([again])
+            try:
+                return Outcome(sum(attempt.apply_entries([message])))
+            except WireError as error:
+                bad = attempt.contradicting(message.rows, replay=message.is_replay)
+                refused, why = int(bad.sum()), str(error)
+            if refused == len(bad):
+                return Outcome(refused=refused, why=why)
+            rest = replace(message, rows=message.rows.only(~bad))
+            return Outcome(sum(attempt.apply_entries([rest])), refused, why)
         except Exception:
-            return False
-        return True
+            log.exception("entries of rank %d of %s", message.rows.rank, attempt.key.job)
+            return Outcome(has_failed=True)
 
 
 class EntryBuffer:
@@ -85,7 +109,7 @@ class EntryBuffer:
         waiting = self._waiting.get(id(attempt))
         return waiting is not None and rank in waiting.ranks
 
-    def add(self, attempt: Attempt, message: CheckedEntries, settled: Settled) -> None:
+    def add(self, attempt: Attempt, message: EntryMessage, settled: Settled) -> None:
         """Add the message of a rank that has none here."""
         waiting = self._waiting.get(id(attempt))
         if waiting is None:

@@ -19,7 +19,7 @@ from typing import Final, assert_never
 import numpy as np
 
 from frd.engine.clocks.alignment import Alignment
-from frd.engine.state.entry_batch import EntryRows
+from frd.engine.state.entry_batch import EntryMessage, EntryRows
 from frd.engine.state.watermarks import WatermarkRows
 from frd.errors import WireError
 from frd.model import (
@@ -38,6 +38,7 @@ from frd.model import (
 )
 from frd.service.clocks.agent_clocks import SessionKey
 from frd.service.clocks.alignments import claim_ns, guess
+from frd.service.ingest.buffers import Outcome
 from frd.service.ingest.declarations import Declarations, DeclaredRank
 from frd.service.ingest.shared import FAULT, Shared
 from frd.service.ingest.stream_handles import StreamHandles
@@ -203,7 +204,7 @@ class Session:
         self.align(guess(hello.sent_raw_ns, now))
 
     def _entries(self, batch: EntryColumns, now: AlignedNs) -> None:
-        rank, known = self.ranks[batch.rank], self.declared
+        rank = self.ranks[batch.rank]
         revision = rank.revision
         numbered = batch.first_revision > 0
         last = batch.first_revision + len(batch) - 1
@@ -224,39 +225,34 @@ class Session:
             return
         rows = self._entry_rows(batch, rank, handles)
         replay = revision.replay or not numbered
-        check = partial(attempt.check_entries, replay=replay, session=known.session_number, now=now)
-        try:
-            message = check(rows)
-        except WireError as error:
-            bad = attempt.contradicting(rows, replay=replay)
-            self._refuse(ROWS, bad, f"rank {rank.info.rank} of {attempt.key.job}: {error}")
-            if bad.all():
-                if numbered:  # the agent may drop them
-                    self._acknowledge(batch.rank, last)
-                return
-            rows = rows.only(~bad)
-            message = check(rows)
-        self._shared.entries += len(rows) - message.duplicates
-        self._shared.duplicates += message.duplicates
+        message = EntryMessage(rows, self.declared.session_number, now, is_replay=replay)
         if numbered:
             revision.applied = max(revision.applied, last)
         self._unapplied += 1
         revisions = (batch.first_revision, last) if numbered else (0, 0)
-        waiting.add(attempt, message, partial(self._settled, batch.rank, *revisions))
+        settled = partial(self._settled, batch.rank, *revisions, len(rows))
+        waiting.add(attempt, message, settled)
 
     def _go_on(self) -> None:
         if self._has_failed:
             raise WireError("stream", FAULT, "internal error: see the service's log")
 
-    def _settled(self, index: int, first: int, last: int, is_applied: bool) -> None:
-        """All rows of a message are applied, or not all; `first` and `last` are their revisions, 0
-        if they have none. Never more is acknowledged than this stream has sent: another stream of
-        the agent may have brought later rows in messages that the log does not have."""
+    def _settled(self, index: int, first: int, last: int, rows: int, outcome: Outcome) -> None:
+        """`first` and `last` are the revisions of the message's rows, 0 if they have none. Never
+        more is acknowledged than this stream has sent: another stream of the agent may have brought
+        later rows in messages that the log does not have."""
         self._unapplied -= 1
-        if not is_applied:
+        if outcome.has_failed:
             self._has_failed = True
             self.ranks[index].revision.retract(first)
-        elif last:
+            return
+        if outcome.refused:
+            rank = self.ranks[index]
+            why = f"rank {rank.info.rank} of {rank.key.job}: {outcome.why}"
+            self._refused.append((ROWS, outcome.refused, why))
+        self._shared.entries += rows - outcome.refused - outcome.duplicates
+        self._shared.duplicates += outcome.duplicates
+        if last:
             self._acknowledge(index, last)
 
     def _acknowledge(self, index: int, revision: int) -> None:

@@ -196,8 +196,7 @@ class Streams:
                 self.nodes.said_goodbye(session.key, stream.id)
             case _:
                 pass
-        for label, count, why in session.take_refused():
-            self._refuse(stream, label, count, why)
+        self._refuse(stream)
         self.nodes.heard(session.key, now)
         self.journal.message(stream.id, now, data, event)
         is_progress = isinstance(event, EntryColumns | Watermarks) and not session.waits
@@ -277,6 +276,8 @@ class Streams:
             log.warning("%s", warning.text)
         self._warned = set(warnings)
         self.shared.flush()
+        for stream in self._acking:
+            self._refuse(stream)
         self._set_paces(now)
 
     def _set_paces(self, now: AlignedNs) -> None:
@@ -310,12 +311,13 @@ class Streams:
                 declared.must_resync = False
                 stream.send(Resync("another run of the job has ended: this run is watched now"))
 
-    def _refuse(self, stream: Stream, label: str, count: int, why: str) -> None:
+    def _refuse(self, stream: Stream) -> None:
         """Count what is refused, and log each kind once per stream. The rest is used."""
-        self.refused[label] += count
-        if label not in stream.logged_refused and (hello := stream.session.hello) is not None:
-            stream.logged_refused.add(label)
-            log.error("agent of %s: %s refused: %s", hello.node, _REFUSED[label], why)
+        for label, count, why in stream.session.take_refused():
+            self.refused[label] += count
+            if label not in stream.logged_refused and (hello := stream.session.hello) is not None:
+                stream.logged_refused.add(label)
+                log.error("agent of %s: %s refused: %s", hello.node, _REFUSED[label], why)
 
     # -- all of them ---------------------------------------------------------------------------
 

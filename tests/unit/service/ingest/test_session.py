@@ -12,7 +12,7 @@ from frd.engine.attempt import Attempt
 from frd.engine.clocks.alignment import Alignment
 from frd.engine.hangs.ops_in_flight import Waits
 from frd.engine.policy import Policy
-from frd.engine.state.entry_batch import CheckedEntries
+from frd.engine.state.entry_batch import EntryMessage
 from frd.engine.state.watermarks import WatermarkRows
 from frd.errors import WireError
 from frd.model import (
@@ -67,6 +67,7 @@ def test_nothing_is_acknowledged_before_it_is_applied(stream: Stream) -> None:
 
 
 def refused(stream: Stream) -> list[tuple[str, int, str]]:
+    stream.service.shared.flush()
     return [(label, n, why.split(": seqs")[0]) for label, n, why in stream.session.take_refused()]
 
 
@@ -108,11 +109,11 @@ def test_a_fault_of_the_engine_costs_one_stream(
     on another stream. They are applied then, although the engine had begun with them."""
     apply = Attempt.apply_entries
 
-    def broken(attempt: Attempt, messages: Sequence[CheckedEntries]) -> None:
+    def broken(attempt: Attempt, messages: Sequence[EntryMessage]) -> list[int]:
         if hit := [m for m in messages if m.rows.rank == 3]:
             apply(attempt, hit)
             raise ZeroDivisionError
-        apply(attempt, messages)
+        return apply(attempt, messages)
 
     bad, good = service.stream(), service.stream()
     with monkeypatch.context() as patch:
@@ -157,6 +158,7 @@ def test_a_reconnect_resends_and_nothing_counts_twice(service: Service) -> None:
     service.stream().send(entries(1, range(5)))
     again = service.stream()
     again.send(entries(3, range(2, 9)))
+    service.shared.flush()
     assert (service.shared.entries, service.shared.duplicates) == (9, 0)
     assert again.take_acks() == {0: 9}
     again.send(entries(3, range(2, 9)))
@@ -164,8 +166,8 @@ def test_a_reconnect_resends_and_nothing_counts_twice(service: Service) -> None:
     assert again.take_acks() == {0: 9}
     again.send(entries(1, range(5)))
     again.send(entries(9, range(8, 10)))
-    assert service.shared.entries == 10
     assert again.take_acks() == {0: 10}
+    assert service.shared.entries == 10
 
 
 def paired(
@@ -214,6 +216,7 @@ def test_unnumbered_rows_are_a_resync(stream: Stream) -> None:
     stream.send(entries(1, range(5)))
     stream.take_acks()
     stream.send(entries(0, range(4, 6)))
+    stream.service.shared.flush()
     assert stream.service.shared.entries == 6
     assert stream.take_acks() == {}
 
@@ -223,6 +226,7 @@ def test_a_restarted_rank_begins_again(service: Service) -> None:
     service.stream(pid=10).send(entries(1, range(5)))
     restarted = service.stream(pid=20)
     restarted.send(entries(1, range(3)))
+    service.shared.flush()
     assert service.shared.entries == 8
 
 
@@ -230,7 +234,7 @@ def test_backwards_is_refused_and_counted(stream: Stream) -> None:
     """Fresh rows whose seq does not rise are refused; those above what is known count."""
     stream.send(entries(1, range(5, 8)))
     stream.send(entries(4, range(4, 9)))
-    ((label, count, _),) = stream.session.take_refused()
+    ((label, count, _),) = refused(stream)
     assert (label, count) == ("entries", 4)
     assert stream.service.shared.entries == 4
     assert stream.take_acks() == {0: 8}
