@@ -170,6 +170,7 @@ class ClusterOracle(Oracle):
         super().check_now()
         if self._cluster.failures:
             raise Violation("internal error", "; ".join(self._cluster.failures))
+        self._cluster.heard.look()
         self._cluster.heard.check()
         foreign: dict[tuple[SimReplica, int], int] = {}
         for replica in self._cluster.running():
