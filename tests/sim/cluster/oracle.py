@@ -168,6 +168,7 @@ class ClusterOracle(Oracle):
 
     def check_now(self) -> None:
         super().check_now()
+        self.waits.look(self._world.runs[-1])  # replicas ask agents in every life
         if self._cluster.failures:
             raise Violation("internal error", "; ".join(self._cluster.failures))
         self._cluster.heard.look()

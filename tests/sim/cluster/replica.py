@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 _CLOCKS_EVERY_S: Final = 0.5
 _GRACE_S: Final = 1.0
 _SURE_EVERY_S: Final = 0.5
+_ASK_EVERY_S: Final = 1.0
 
 
 class SimReplica:
@@ -190,6 +191,7 @@ class SimReplica:
             for work in (
                 copy(values, self.store),
                 _repeat(TICK_S, self._tick),
+                _repeat(_ASK_EVERY_S, self._ask_others),
                 _repeat(ACK_EVERY_S, self._each(lambda cell: cell.streams.flush_acks())),
                 _repeat(_CLOCKS_EVERY_S, self._clocks.refresh),
                 _repeat(_CLOCKS_EVERY_S, self._each(lambda cell: cell.streams.compare_clocks())),
@@ -224,6 +226,15 @@ class SimReplica:
         self.lease.ticked()
         self.cells.refresh()
         self._notifier.look()
+
+    def _ask_others(self) -> None:
+        """As `frd.service.http.peers.cut_off`: which cells they have."""
+        if self.lease.view.connected:
+            return
+        for other in self._world.running():
+            if other is not self and other.lease.view.connected and other.lease.is_sure:
+                for cell in self.cells.keys() & other.cells.keys():
+                    self.owner.taken(cell, other.address)
 
     def _each(self, work: Callable[[Cell], object]) -> Callable[[], None]:
         def on_all() -> None:
