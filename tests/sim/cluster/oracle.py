@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from frd.service.cells.cell import Cell
     from tests.sim.cluster.replica import SimReplica
     from tests.sim.cluster.world import ClusterWorld
+    from tests.sim.faults import Injected
+    from tests.sim.world import Run
 
 _HIGH: Final = Confidence.HIGH
 _SETTLED: Final = 20 * S
@@ -195,6 +197,12 @@ class ClusterOracle(Oracle):
             if len(having) != 1 or having != open_at or known != set(having):
                 what = f"cell {cell}: at {having}, open at {open_at}, known as {known}"
                 raise Violation("not owned", what)
+
+    def _is_found(self, injected: Injected, run: Run) -> bool:
+        """Also by a finding that a person has closed: what becomes of it is not reported."""
+        closed = [finding for finding in self.findings.values() if finding.goes_on]
+        named = {rank for one in closed for rank in (*one.unknown, *(s.rank for s in one.suspects))}
+        return bool(named & injected.culprits) or super()._is_found(injected, run)
 
     # -- at the end ------------------------------------------------------------------------------
 
