@@ -90,6 +90,8 @@ class Evaluation:
         a few seconds after the end."""
         self.deserted_at: AlignedNs | None = None
         """Since when no agent reports on any of its ranks."""
+        self._attended_since = AlignedNs(0)
+        """What is reported again after a break of the service had no time to come before."""
         self.lost_at: AlignedNs | None = None
         """When it was given up, because all of its agents had gone on purpose."""
 
@@ -136,15 +138,17 @@ class Evaluation:
 
     def expire(self, now: AlignedNs) -> list[FindingEvent]:
         """Close findings that no look has shown for long."""
-        after_s = self._policy.lost_close_after_s
-        closed = self.tracker.expire(now, after_s)
+        after_s, since = self._policy.lost_close_after_s, self._attended_since
+        closed = self.tracker.expire(now, after_s, since)
         if self.attempt is None:
-            closed += self.tracker.expire(now, min(after_s, _UNHEARD_S), of=(Kind.RANK_LOST,))
+            after_s = min(after_s, _UNHEARD_S)
+            closed += self.tracker.expire(now, after_s, since, of=(Kind.RANK_LOST,))
         return closed
 
     def attended(self, since: AlignedNs, utc_ahead_ns: int, *, can_ask: bool) -> None:
         """Since when the engine has been evaluated without a break, where UTC is, and whether
         ranks can be asked."""
+        self._attended_since = since
         if self.attempt is not None:
             self.attempt.can_ask = can_ask
             self.attempt.attended_since, self.attempt.utc_ahead_ns = since, utc_ahead_ns
@@ -289,7 +293,7 @@ class Evaluation:
             self.deserted_at = None
             return None
         self.deserted_at = self.deserted_at or now
-        return (now - self.deserted_at) / 1e9
+        return (now - max(self.deserted_at, self._attended_since)) / 1e9
 
 
 def _in_phases(claim: Claim, tick: Tick) -> Claim:

@@ -119,8 +119,9 @@ class App:
             now=now.utc,
             is_sure=self._is_sure,
         )
-        self._findings.owed = self._notifier.owed
-        self._findings.notified = self._notifier.notified
+        if not config.cluster.servers:  # there, a finding's value says what is owed
+            self._findings.owed = self._notifier.owed
+            self._findings.notified = self._notifier.notified
         self._common = Common(
             config=lambda: self._config,
             now=now,
@@ -171,10 +172,10 @@ class App:
     async def start(self) -> None:
         """Go on with the findings of an earlier process, listen, and evaluate from then on."""
         with contextlib.suppress(StoreError):  # keeping what is owed has the same error
-            self._notifier.resume(await asyncio.to_thread(self._findings.outbox))
-            if not self._cells.is_cluster:  # another replica may have sent more since
+            if not self._cells.is_cluster:
+                self._notifier.resume(await asyncio.to_thread(self._findings.outbox))
                 self._notifier.recall(await asyncio.to_thread(self._findings.were_notified))
-        of_process = self._common, self._cells, self._findings, self._notifier.take_up
+        of_process = self._common, self._cells, self._findings, self._notifier
         if self._cells.is_cluster:
             await self._listen()  # other replicas must know the addresses
             options = self._config.cluster
@@ -345,11 +346,7 @@ class App:
             self._notifier.see(events)
 
     def _dropped(self, number: int, cell: Cell) -> None:
-        self._notifier.forget(
-            cell.state.open_findings(),
-            lambda finding: self._cells.number_of(finding.job) == number,
-            cell.evaluator.unsaved,
-        )
+        self._notifier.forget(cell.notifiable)
 
     async def _keep_owed(self) -> None:
         if not self._findings.owes_news:

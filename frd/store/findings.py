@@ -78,9 +78,14 @@ class Owed(NamedTuple):
     """Since the epoch."""
     body: bytes
 
+    @property
+    def finding(self) -> str:
+        """Its id."""
+        return self.key.rpartition("-")[0]
+
 
 class Notified(NamedTuple):
-    """Which messages were made of an open finding."""
+    """Which messages were made of a finding."""
 
     finding: str
     """Its id."""
@@ -88,6 +93,9 @@ class Notified(NamedTuple):
     """What has happened to it and is no news any more."""
     targets: tuple[str, ...] = ()
     """Names of the webhooks that got a message."""
+    owed: tuple[tuple[str, str], ...] = ()
+    """In a cluster, those that are not settled yet: the webhook's name, and what has happened. The
+    outbox of this database is not used there."""
 
 
 class FindingStore:
@@ -156,7 +164,7 @@ class FindingStore:
         db.executemany("DELETE FROM outbox WHERE target = ? AND key = ?", settled)
         news = [message for message in owed if message[:2] not in stored]
         db.executemany("INSERT INTO outbox VALUES (?, ?, ?, ?)", news)
-        rows = {(one.finding, *map(json.dumps, one[1:])) for one in notified}
+        rows = {(one.finding, json.dumps(one.events), json.dumps(one.targets)) for one in notified}
         before = {*db.execute("SELECT * FROM notified")}
         db.executemany("DELETE FROM notified WHERE finding = ?", [row[:1] for row in before - rows])
         db.executemany("INSERT INTO notified VALUES (?, ?, ?)", rows - before)

@@ -323,13 +323,18 @@ class Tracker:
         self._open = {id_: one for id_, one in self._open.items() if not one.is_resting}
 
     def expire(
-        self, now: AlignedNs, after_s: float, *, of: Collection[Kind] = tuple(Kind)
+        self,
+        now: AlignedNs,
+        after_s: float,
+        since: AlignedNs,
+        *,
+        of: Collection[Kind] = tuple(Kind),
     ) -> list[FindingEvent]:
-        """Close what no look has shown for this long."""
+        """Close what no look has shown for this long; there was none before `since`."""
         over = [
             tracked
             for tracked in self._of(of)
-            if now - tracked.seen >= after_s * 1e9 and not tracked.is_resting
+            if now - max(tracked.seen, since) >= after_s * 1e9 and not tracked.is_resting
         ]
         return self._close(over, now, f"nothing new for {after_s:.0f} s")
 

@@ -11,8 +11,9 @@ from frd.cluster.lease import ClusterView, Lease
 from frd.errors import StoreError
 from frd.service.cells.cell import Common
 from frd.service.cells.cells import WHOLE, Cells
-from frd.service.cells.owner import CellOwner, Holding, Opened, Restored
+from frd.service.cells.owner import CellOwner, Holding, Opened
 from frd.service.findings.keepers import LocalKeeper
+from frd.service.findings.notifier import Notifier
 from frd.service.findings.silences import LocalKeys
 from frd.service.ingest.collector import Home
 from frd.service.journal.payloads import limits_of, settings_of
@@ -23,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 
 async def hold_alone(
-    common: Common, cells: Cells, store: FindingStore, restored: Restored
+    common: Common, cells: Cells, store: FindingStore, notices: Notifier
 ) -> Holding:
     await common.silences.keep_in(LocalKeys(store))
     lease = LocalLease()
     journal = open_journal(common)
-    owner = CellOwner(common, cells, LocalArchive(journal, store), lease, restored)
+    owner = CellOwner(common, cells, LocalArchive(journal, store), lease, notices.take_up)
     await owner.take_over(WHOLE, 0, "start")
     return Holding(lease, owner, OneHome(cells), journal)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -132,6 +132,12 @@ class Cell:
     def state(self) -> ServiceState:
         """The cell's part of the published state."""
         return self.evaluator.state
+
+    @property
+    def notifiable(self) -> Collection[str]:
+        """Ids of findings about which there may be messages."""
+        is_open = {finding.id for finding in self.state.open_findings()}
+        return is_open | self.evaluator.unsaved | self._keeper.owing.keys()
 
     async def start(self, findings: Sequence[Finding], pauses: Sequence[JobPauses]) -> None:
         """Go on with the findings and learned pauses of an earlier owner of the cell, and

@@ -33,7 +33,8 @@ _AGAIN_S: Final = 0.2
 _MOVED: Final = "another replica has its jobs now"
 
 Restored = Callable[[Sequence[Finding]], None]
-"""Gets the open findings of a cell that was taken over."""
+"""Gets the open findings of a cell that was taken over, and closed ones about which messages are
+owed."""
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class Opened:
     keeper: Keeper
     findings: Sequence[Finding] = ()
     """Of the last owner: open ones, and closed ones that were dismissed while their trouble
-    lasts."""
+    lasts, or while a message about them was owed."""
     pauses: Sequence[JobPauses] = ()
     """What its jobs have learned."""
 
@@ -65,7 +66,7 @@ class Archive(Protocol):
 
 @dataclass(eq=False)
 class CellOwner:
-    """An `Owner`. `restored` gets the open findings of each cell that is taken over."""
+    """An `Owner`."""
 
     common: Common
     cells: Cells
@@ -106,10 +107,9 @@ class CellOwner:
             successor=partial(self.successor, cell),
             one_job=self.cells.is_cluster,
         )
-        still_open = [one for one in opened.findings if one.state is FindingState.OPEN]
-        self.restored(still_open)
+        self.restored(opened.findings)
         try:
-            await taken.start(opened.findings, opened.pauses)
+            await taken.start([one for one in opened.findings if one.lasts], opened.pauses)
         except BaseException:  # cancelled, too: another replica has the cell
             self._abandon(taken)
             self.cells.dropped(cell, taken)
@@ -130,7 +130,8 @@ class CellOwner:
             return
         log.info(
             "cell %d: taken over in %.2f s (%s), with %d open findings",
-            *(cell, time.monotonic() - began, why, len(still_open)),
+            *(cell, time.monotonic() - began, why),
+            sum(one.state is FindingState.OPEN for one in opened.findings),
         )
 
     async def finish(self) -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Final
 
 from frd import __version__
@@ -28,13 +29,15 @@ from frd.service.cells.alone import open_journal
 from frd.service.cells.cell import Common
 from frd.service.cells.cells import Cells
 from frd.service.cells.homes import ReplicaHomes
-from frd.service.cells.owner import CellOwner, Holding, Opened, Restored
+from frd.service.cells.owner import CellOwner, Holding, Opened
 from frd.service.clocks.real_time import RealTime
 from frd.service.findings.keepers import SharedKeeper
+from frd.service.findings.notifier import Notifier
 from frd.service.findings.silences import READ_EVERY_S
 from frd.service.journal.payloads import (
     Handover,
     decode_finding,
+    decode_notified,
     decode_pauses,
     decode_payload,
     encode_finding,
@@ -44,7 +47,7 @@ from frd.service.journal.payloads import (
 from frd.service.journal.writer import JournalWriter
 from frd.service.periodic import repeat
 from frd.service.state import ClusterState
-from frd.store.findings import FindingStore
+from frd.store.findings import FindingStore, Notified
 from frd.store.records import RecordKind
 
 _AGAIN_S: Final = 1.0
@@ -59,7 +62,7 @@ log = logging.getLogger(__name__)
 
 
 async def hold_replica(
-    common: Common, cells: Cells, store: FindingStore, restored: Restored, grpc: str, http: str
+    common: Common, cells: Cells, store: FindingStore, notices: Notifier, grpc: str, http: str
 ) -> Holding:
     """`grpc` and `http` are the addresses at which agents and other replicas reach this process.
 
@@ -71,8 +74,8 @@ async def hold_replica(
     config = common.config()
     cluster = await connect(config.cluster, config.member, grpc, http, __version__)
     journal = open_journal(common)
-    archive = SharedArchive(cluster.values, journal, common.config, common.now)
-    owner = CellOwner(common, cells, archive, cluster.lease, restored)
+    archive = SharedArchive(cluster.values, journal, common.config, common.now, notices)
+    owner = CellOwner(common, cells, archive, cluster.lease, notices.take_up)
     archive.refused = owner.refused
     await common.silences.keep_in(cluster.keys)
     deletion = Deletion(cluster.values, cells.keys, common.config, common.now.utc)
@@ -118,6 +121,7 @@ class SharedArchive:
     journal: JournalWriter
     config: Callable[[], Config]
     now: RealTime
+    notices: Notifier
     refused: Callable[[int], None] = lambda cell: None
     """Called when another replica has claimed a cell of this one."""
     _reading: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_TAKEN_TOGETHER))
@@ -125,7 +129,7 @@ class SharedArchive:
     async def open(self, cell: int, claim: int) -> Opened:
         async with self._reading:
             values = await self.values.of_cell(cell)
-            left, pauses, last_at = await asyncio.to_thread(_left, values)
+            left, notified, pauses, last_at = await asyncio.to_thread(_left, values)
         ahead_ns = max(0, last_at - self.now.utc())
         if ahead_ns > _AHEAD_NS:
             log.error(
@@ -134,22 +138,29 @@ class SharedArchive:
                 *(cell, ahead_ns / 1e9),
             )
         # Nothing that this owner goes on with has happened later than now.
-        findings = [later(finding, -ahead_ns) for finding in left if finding.lasts]
+        owed = {id_ for id_, one in notified.items() if one.owed}
+        goes_on = [one for one in left if one.lasts or one.id in owed]
+        findings = [later(finding, -ahead_ns) for finding in goes_on]
+        self.notices.recall(notified[one.id] for one in findings if one.id in notified)
+        owing = {one.id: (one, notified[one.id]) for one in findings if one.id in owed}
         now = self.now()
         journal = self.journal.cell(cell, settings_of(self.config(), self.now.ahead_ns), now)
-        for finding in findings:
+        for finding in filter(attrgetter("lasts"), findings):
             journal.record(RecordKind.RESTORED, now, payload=encode_finding(finding))
         by_job = {one.job: one for one in pauses}
-        keeper = SharedKeeper(cell, claim, self.values, by_job, self.now.utc, self.refused)
+        of_cell = cell, claim, self.values, by_job
+        keeper = SharedKeeper(*of_cell, self.notices, self.now.utc, self.refused, owing)
         return Opened(journal, keeper, findings, pauses)
 
 
 def _left(
     values: Sequence[CellValue],
-) -> tuple[Sequence[Finding], Sequence[JobPauses], AlignedNs]:
-    """All findings, oldest first, the learned pauses, and the latest time of all, UTC. What a newer
-    release has stored in a form that this one cannot decode is left out."""
+) -> tuple[Sequence[Finding], Mapping[str, Notified], Sequence[JobPauses], AlignedNs]:
+    """All findings, oldest first, by id which messages were made of them, the learned pauses, and
+    the latest time of all, UTC. What a newer release has stored in a form that this one cannot
+    decode is left out."""
     findings: list[Finding] = []
+    notified: dict[str, Notified] = {}
     pauses: Sequence[JobPauses] = ()
     last_at = 0
     for value in values:
@@ -160,9 +171,11 @@ def _left(
             last_at = max(last_at, state.at)
         elif (finding := usable(decode_finding, value.data, warn)) is not None:
             findings.append(finding)
+            if (one := usable(decode_notified, value.data, warn)) is not None:
+                notified[finding.id] = one
             last_at = max(last_at, finding.opened_at, finding.closed_at or 0)
     findings.sort(key=lambda finding: finding.opened_at)
-    return findings, pauses, AlignedNs(last_at)
+    return findings, notified, pauses, AlignedNs(last_at)
 
 
 class Deletion:

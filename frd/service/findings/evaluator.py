@@ -214,7 +214,8 @@ class Evaluator:
         if (fault := self.shared.watermarks.take_fault()) is not None:
             faults.append(fault)
         every_s = IDLE_PUBLISH_EVERY_S if self.is_idle() else PUBLISH_EVERY_S
-        changes = events or learned or self._marked
+        settled = self._settled()
+        changes = events or learned or self._marked or settled
         if not changes and now - self.state.status_view.at < every_s * 1e9:
             state = self.state
         else:
@@ -227,7 +228,7 @@ class Evaluator:
             over = _over(self.state.status_view, status_view)
             ended = [FindingEvent(Change.UPDATED, people.said(one, utc)) for one in over]
             self.prepare(events)
-            await self._save([*events, *_of_closed(marked), *ended])
+            await self._save([*settled, *events, *_of_closed(marked), *ended])
             if self.keeper.is_over:
                 return
             self._count(events)
@@ -291,6 +292,11 @@ class Evaluator:
             await asyncio.wait({self._saving}, timeout=SAVE_WITHIN_S)
             if not self._saving.done():
                 self._log_store_error(f"{self.keeper.name}: no answer within {SAVE_WITHIN_S:g} s")
+
+    def _settled(self) -> list[FindingEvent]:
+        """To store that messages were sent; a version that is not stored yet will say so."""
+        settled = [one for one in self.keeper.settled() if one.id not in self._unsaved]
+        return [FindingEvent(Change.UPDATED, one) for one in settled]
 
     async def _store_all(
         self, unsaved: Mapping[str, FindingEvent], pauses: Mapping[str, JobPauses]

@@ -7,10 +7,8 @@ and a closing are sent only to a target that has received a message about this f
 
 While a finding is silenced, the first three rest: they are sent when the silence ends, if the
 finding is still open. What is no news any more, and which targets got a message, is stored with the
-finding (`Notified`), so that it outlives a restart. A cell that a replica takes over brings no such
-record: its open findings count as sent to each target that wants what has happened to them, unless
-they are silenced. Messages that were not delivered are in the outbox of the process that owes them
-(see `frd.store.findings`).
+finding (`Notified`), so that it outlives a restart and a takeover. An open finding without such a
+record counts as sent to each target that wants what has happened to it, unless it is silenced.
 """
 
 from __future__ import annotations

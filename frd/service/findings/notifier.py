@@ -8,11 +8,14 @@ must not wait for a slow receiver.
 
 Each message is delivered at least once: until it is settled (accepted, refused or dropped), it is
 owed. The findings database keeps what is owed, and the next process goes on with it. Nothing here
-waits for that database.
+waits for that database. In a cluster, the value of a finding says what is owed about it, and the
+owner of its cell sends that: a process that loses the cell sends nothing more. A message comes
+twice only if its sender could not store that it was sent.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import queue
@@ -21,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import Final
+from typing import Final, cast
 
 from frd.config import NotifyEvent, NotifyTarget
 from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState
@@ -36,6 +39,7 @@ GIVE_UP_AFTER_S: Final = 3600.0
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
 _SURE_EVERY_S: Final = 0.5
+_REST_WITHIN_S: Final = 1.0
 _STOP_WITHIN_S: Final = 3.0
 """For what is in the queues when the service ends."""
 _OPEN: Final = FindingState.OPEN
@@ -83,6 +87,8 @@ class Notifier:
     """By id of the open finding."""
     _recalled: dict[str, Notified] = field(default_factory=dict)
     """The same of an earlier process."""
+    _resting: set[str] = field(default_factory=set)
+    """Ids of findings whose cell is handed over."""
     _is_closed: bool = False
     _ready: dict[str, _Ready] = field(default_factory=dict)
     """By id of the finding."""
@@ -98,29 +104,42 @@ class Notifier:
     def take_up(self, known: Sequence[Finding]) -> None:
         """`known` were open when the service started, or took their cell over: their opening is no
         news, unless an earlier process has recorded that no message was made of it."""
+        names = {target.name for target in self._targets}
         for finding in known:
             recalled = self._recalled.pop(finding.id, None)
-            self._known[finding.id] = recalled or assumed(finding, self._targets, self.now())
+            notified = recalled or assumed(finding, self._targets, self.now())
+            owed = [(name, cast(NotifyEvent, e)) for name, e in notified.owed if name in names]
+            if finding.state is _OPEN:
+                self._known[finding.id] = notified._replace(owed=())
+            if owed:
+                self._add(finding, notified, owed, self.now())
+                self._send(finding.id)
 
-    def forget(
-        self,
-        left: Sequence[Finding],
-        is_gone: Callable[[Finding], bool],
-        unsaved: Collection[str],
-    ) -> None:
-        """The findings for which `is_gone` are no longer this process's; `left` are the open ones.
-        The next owner takes the messages about what is stored as sent, so they wait no longer; of
-        `unsaved` changes it knows nothing, and sends its own messages."""
-        for finding in left:
-            self._known.pop(finding.id, None)
-        for id_, ready in list(self._ready.items()):
-            if not is_gone(ready.finding):
-                continue
+    def notified_of(self, finding_id: str) -> Notified:
+        """With what is owed now."""
+        known = self._known.get(finding_id, Notified(finding_id))
+        owed = [message for message in list(self._owed.values()) if message.finding == finding_id]
+        return known._replace(owed=tuple((one.target, one.key.rpartition("-")[2]) for one in owed))
+
+    async def rest(self, findings: Collection[str]) -> None:
+        """Begin no request about these any more, and wait a moment for those under way: what is
+        owed then is the next owner's."""
+        self._resting.update(findings)
+        deadline = time.monotonic() + _REST_WITHIN_S
+        while any(one.sending in findings for one in self._senders):
+            if time.monotonic() > deadline:
+                return
+            await asyncio.sleep(_REST_WITHIN_S / 20)
+
+    def forget(self, findings: Collection[str]) -> None:
+        """These are no longer this process's, and neither are the messages about them."""
+        self._resting.difference_update(findings)
+        for id_ in findings:
             self._known.pop(id_, None)
-            if id_ in unsaved:
-                self._withdraw(id_)
-            else:
-                self._send(id_)
+            self._ready.pop(id_, None)
+        for message in list(self._owed.values()):
+            if message.finding in findings:
+                self.settle(message)
 
     def resume(self, owed: Iterable[Owed]) -> None:
         """Go on with what an earlier process owed."""
@@ -134,7 +153,7 @@ class Notifier:
 
     def recall(self, notified: Iterable[Notified]) -> None:
         """What an earlier process has made messages of; `take_up` follows."""
-        self._recalled = {one.finding: one for one in notified}
+        self._recalled |= {one.finding: one for one in notified}
 
     def prepare(self, events: Iterable[FindingEvent]) -> None:
         """Make the messages for changes, which are owed from now on; `see` sends them."""
@@ -151,13 +170,7 @@ class Notifier:
 
     def owed(self) -> list[Owed]:
         """What the next process must send. Any thread may call it."""
-        unstored = {
-            message.key
-            for ready in list(self._ready.values())
-            if self.is_unstored(ready.finding)
-            for _, message in ready.messages
-        }
-        return [message for message in list(self._owed.values()) if message.key not in unstored]
+        return list(self._owed.values())
 
     def notified(self) -> list[Notified]:
         """Any thread may call it."""
@@ -205,10 +218,9 @@ class Notifier:
     def close(self) -> None:
         """Give queued messages a few seconds, then end. For a worker thread."""
         for id_, ready in list(self._ready.items()):
-            if self.is_unstored(ready.finding):
-                self._withdraw(id_)  # the next owner sends its own
-            elif ready.is_published and self.is_sure():  # otherwise the next process goes on
-                self._send(id_)
+            is_stored = not self.is_unstored(ready.finding)
+            if ready.is_published and is_stored and self.is_sure():
+                self._send(id_)  # otherwise the next process goes on
         for sender in self._senders:
             sender.stop(when_empty=True)
         deadline = time.monotonic() + _STOP_WITHIN_S
@@ -264,13 +276,22 @@ class Notifier:
     def _withdraw(self, finding_id: str) -> None:
         if (ready := self._ready.pop(finding_id, None)) is not None:
             for _, message in ready.messages:
-                self._settle(message)
+                self.settle(message)
 
     def _sender(self, target: NotifyTarget) -> _Sender:
-        return _Sender(target, self._results, self.first_pause_s, self._settle, self.is_sure)
+        return _Sender(self, target, self._results, self.first_pause_s)
 
-    def _settle(self, message: Owed) -> None:
-        if not self._is_closed:  # otherwise the next process goes on with it
+    def is_owed(self, message: Owed) -> bool:
+        """This process has to send it. Any thread may call it, as the next ones."""
+        return self._owed.get((message.target, message.key)) is message
+
+    def may_send(self, message: Owed) -> bool:
+        """No other process sends it."""
+        return self.is_sure() and message.finding not in self._resting
+
+    def settle(self, message: Owed) -> None:
+        """It is accepted, refused, dropped, or another process sends it."""
+        if not self._is_closed and self.is_owed(message):  # else the next process goes on with it
             self._owed.pop((message.target, message.key), None)
 
 
@@ -278,11 +299,12 @@ class Notifier:
 class _Sender:
     """One target: its queue, and the thread that empties it."""
 
+    notifier: Notifier
     target: NotifyTarget
     results: Counter[tuple[str, Result]]
     first_pause_s: float
-    settle: Callable[[Owed], None]
-    is_sure: Callable[[], bool]
+    sending: str = ""
+    """The finding about which a request may be under way."""
     _queue: queue.SimpleQueue[tuple[Owed, float] | None] = field(default_factory=queue.SimpleQueue)
     """Each with the time of the monotonic clock at which to give up; None ends the thread."""
     _stopping: threading.Event = field(default_factory=threading.Event)
@@ -318,25 +340,30 @@ class _Sender:
             self._deliver(*waiting)
 
     def _deliver(self, message: Owed, until_s: float) -> None:
-        """Repeat until the receiver accepts or refuses the message, or the message is too old."""
+        """Repeat until the receiver accepts or refuses the message, it is too old, or another
+        process has to send it."""
         pause_s = self.first_pause_s
-        while not (self._stopping.is_set() or time.monotonic() > until_s):
-            if not self.is_sure():
+        while self.notifier.is_owed(message):
+            if self._stopping.is_set() or time.monotonic() > until_s:
+                return self._drop(message)
+            self.sending = message.finding
+            outcome = post(self.target, message) if self.notifier.may_send(message) else None
+            if outcome is not None:
+                self._count(outcome.result)
+                self._log(outcome)
+                if outcome.result is not Result.FAILED:
+                    self.notifier.settle(message)
+            self.sending = ""
+            if outcome is None:
                 self._stopping.wait(_SURE_EVERY_S)
-                continue
-            outcome = post(self.target, message)
-            self._count(outcome.result)
-            self._log(outcome)
-            if outcome.result is not Result.FAILED:
-                self.settle(message)
-                return
-            self._stopping.wait(max(pause_s, outcome.wait_s))
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        self._drop(message)
+            elif outcome.result is Result.FAILED:
+                self._stopping.wait(max(pause_s, outcome.wait_s))
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        return None
 
     def _drop(self, message: Owed) -> None:
         self._count(Result.DROPPED)
-        self.settle(message)
+        self.notifier.settle(message)
 
     def _log(self, outcome: Outcome) -> None:
         """Log when a target stops accepting messages and when it accepts them again."""

@@ -19,6 +19,7 @@ from frd.engine.policy import Policy
 from frd.errors import StoreError
 from frd.forms import finding_from_json, finding_json
 from frd.model import Finding
+from frd.store.findings import Notified
 from frd.store.journal import JournalLimits
 
 _T = TypeVar("_T")
@@ -68,6 +69,14 @@ class Handover:
     """See `encode_pauses`."""
 
 
+@decodable
+@dataclass(frozen=True, slots=True)
+class _Announced:
+    """What the value of a finding in a cluster has besides the finding."""
+
+    notified: Notified | None = None
+
+
 def settings_of(config: Config, utc_ahead_ns: int) -> bytes:
     """The settings that decide what the service finds and shows, for its log."""
     return encode_payload(Settings(__version__, config.policy, utc_ahead_ns, can_ask=True))
@@ -111,9 +120,10 @@ def decode_pauses(data: bytes) -> list[JobPauses]:
     return _decoded(lambda: [JobPauses.decode(line) for line in data.splitlines()])
 
 
-def encode_finding(finding: Finding) -> bytes:
+def encode_finding(finding: Finding, notified: Notified | None = None) -> bytes:
     """Times to the microsecond."""
-    return json.dumps(finding_json(finding), separators=(",", ":")).encode("ascii")
+    form = finding_json(finding) | ({"notified": notified} if notified is not None else {})
+    return json.dumps(form, separators=(",", ":")).encode("ascii")
 
 
 def decode_finding(data: bytes) -> Finding:
@@ -122,6 +132,15 @@ def decode_finding(data: bytes) -> Finding:
         StoreError: `data` is not what `encode_finding` returns.
     """
     return _decoded(lambda: finding_from_json(msgspec.json.decode(data, type=dict[str, Any])))
+
+
+def decode_notified(data: bytes) -> Notified | None:
+    """What `encode_finding` got besides the finding.
+
+    Raises:
+        StoreError: `data` is not what `encode_finding` returns.
+    """
+    return _decoded(lambda: msgspec.json.decode(data, type=_Announced).notified)
 
 
 def usable(decode: Callable[[bytes], _T], data: bytes, warn: Callable[[str], None]) -> _T | None:

@@ -21,6 +21,7 @@ from frd.cluster.registry import Entry, claim_of
 from frd.model import Finding, FindingState
 from frd.service.ingest.streams import Stream
 from tests.sim.oracle import Violation, _about
+from tests.sim.world import EVALUATE
 from tests.world.clocks import S
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ SCRAPE: Final = 5 * S
 AGAIN_WITHIN: Final = 15 * S
 """After a takeover, and the last fault, a finding is heard again."""
 _NOTICED_WITHIN: Final = 15 * S
+_STORED_WITHIN: Final = 5 * S
+"""A sender that is sure of its cells has stored that it has sent a message."""
 _OPENED: Final = frozenset({"opened", "critical", "suspect"})
 
 
@@ -49,6 +52,13 @@ class _Heard:
     """Who was heard first."""
     first_at: int
     last_at: int
+
+
+@dataclass(slots=True)
+class _Noticed:
+    by: SimReplica
+    sure_for: int = 0
+    """How long the sender has had the cell since, and was sure of it."""
 
 
 class Entries(dict[str, Entry]):
@@ -74,8 +84,8 @@ class Heard:
         self._over: dict[str, _Heard] = {}
         self._applied: dict[tuple[Process, str, int], int] = {}
         """The last revision that a process has applied, by agent session and pid."""
-        self._noticed: dict[str, Process] = {}
-        """Of each finding and what happened to it, and who sent it last."""
+        self._noticed: dict[str, _Noticed] = {}
+        """By finding and what happened to it, how the message was sent last."""
         self.unstored: set[str] = set()
         """Findings that were heard before they were stored."""
         self.counts: Counter[str] = Counter()
@@ -88,6 +98,12 @@ class Heard:
     def check(self) -> None:
         if self._broken:
             raise self._broken[0]
+
+    def look(self) -> None:
+        """Every `EVALUATE`: which senders could have stored what they have sent."""
+        for one in self._noticed.values():
+            if one.by in self._world.running() and self.is_owner(one.by) and one.by.lease.is_sure:
+                one.sure_for += EVALUATE
 
     @contextmanager
     def judging(self) -> Iterator[None]:
@@ -146,23 +162,19 @@ class Heard:
     def noticed(self, replica: SimReplica, key: str) -> None:
         """People get a message. `key` is the id of the finding, and what has happened to it.
 
-        A former owner sends what it still owes about versions that it has stored, because the next
-        one takes that as sent; but not after the message that the finding is closed. A replica that
-        is killed just after it has sent a message sends it again when it has restarted.
+        A replica that is killed, paused or cut off before it could store that it has sent a message
+        leaves it to the next owner, which sends it again.
         """
         self.counts["notices"] += 1
-        id_, what = key.rsplit("-", 1)
-        earlier, process = self._noticed.get(key), replica.process
-        if earlier is not None and (earlier.name != process.name or earlier == process):
-            self._breaks("noticed twice", key)
-        if f"{id_}-closed" in self._noticed:
+        if (earlier := self._noticed.get(key)) is not None:
+            self.counts["notices sent again"] += 1
+            if earlier.by == replica or earlier.sure_for > _STORED_WITHIN:
+                self._breaks("noticed twice", key)
+        elif f"{key.rpartition('-')[0]}-closed" in self._noticed:
             self._breaks("notice after the end", f"{replica.process}: {key}")
         if not self.is_owner(replica):
-            self.counts["notices of former owners"] += 1
-            stored = self._world.oracle.stored().get(id_)
-            if stored is None or (what == "closed") is not (stored.state is FindingState.CLOSED):
-                self._breaks("former owner, notice", f"{replica.process}: {key}")
-        self._noticed[key] = process
+            self._breaks("former owner, notice", f"{replica.process}: {key}")
+        self._noticed[key] = _Noticed(replica)
 
     def scraped(self, replica: SimReplica) -> set[str]:
         """Prometheus reads its metrics; returns the findings of the job."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from frd.service.cells.cell import Cell
     from tests.sim.cluster.replica import SimReplica
     from tests.sim.cluster.world import ClusterWorld
+    from tests.sim.faults import Injected
+    from tests.sim.world import Run
 
 _HIGH: Final = Confidence.HIGH
 _SETTLED: Final = 20 * S
@@ -168,8 +170,10 @@ class ClusterOracle(Oracle):
 
     def check_now(self) -> None:
         super().check_now()
+        self.waits.look(self._world.runs[-1])  # replicas ask agents in every life
         if self._cluster.failures:
             raise Violation("internal error", "; ".join(self._cluster.failures))
+        self._cluster.heard.look()
         self._cluster.heard.check()
         foreign: dict[tuple[SimReplica, int], int] = {}
         for replica in self._cluster.running():
@@ -193,6 +197,12 @@ class ClusterOracle(Oracle):
             if len(having) != 1 or having != open_at or known != set(having):
                 what = f"cell {cell}: at {having}, open at {open_at}, known as {known}"
                 raise Violation("not owned", what)
+
+    def _is_found(self, injected: Injected, run: Run) -> bool:
+        """Also by a finding that a person has closed: what becomes of it is not reported."""
+        closed = [finding for finding in self.findings.values() if finding.goes_on]
+        named = {rank for one in closed for rank in (*one.unknown, *(s.rank for s in one.suspects))}
+        return bool(named & injected.culprits) or super()._is_found(injected, run)
 
     # -- at the end ------------------------------------------------------------------------------
 

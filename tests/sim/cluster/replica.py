@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 _CLOCKS_EVERY_S: Final = 0.5
 _GRACE_S: Final = 1.0
-_KEEP_OWED_EVERY_S: Final = 1.0
 _SURE_EVERY_S: Final = 0.5
+_ASK_EVERY_S: Final = 1.0
 
 
 class SimReplica:
@@ -153,7 +153,6 @@ class SimReplica:
         )
         self._notifier = Notifier((), str, now=self.now.utc, is_sure=self._is_sure)
         self._notifier._senders = [cast(Any, _Sender(self))]
-        self.store.owed, self.store.notified = self._notifier.owed, self._notifier.notified
         dumps = DumpStore(folder / "dumps", max_count=1, max_bytes=1)
         common = Common(
             config=lambda: config,
@@ -171,11 +170,11 @@ class SimReplica:
         self._view = ServiceView(self.cells, *of_stores, self.now, no_timelines, common.silences)
         self._notifier.is_asking = self.cells.is_asking
         self._notifier.is_unstored = self.cells.is_unstored
-        self._notifier.resume(self.store.outbox())
         homes = LateHomes()
         self.ingest = Ingest(homes, Admission(None, 1_000), stream_bytes_per_s=1 << 30)
         values = FakeCells(world.servers, self._faults)
-        archive = SharedArchive(values, cast(Any, _NoJournal()), common.config, self.now)
+        no_journal = cast(Any, _NoJournal())
+        archive = SharedArchive(values, no_journal, common.config, self.now, self._notifier)
         watched = _WatchedArchive(self, archive)
         self.owner = _Owner(common, self.cells, watched, self.lease, self._notifier.take_up)
         self.owner.replica = self
@@ -192,8 +191,8 @@ class SimReplica:
             for work in (
                 copy(values, self.store),
                 _repeat(TICK_S, self._tick),
+                _repeat(_ASK_EVERY_S, self._ask_others),
                 _repeat(ACK_EVERY_S, self._each(lambda cell: cell.streams.flush_acks())),
-                _repeat(_KEEP_OWED_EVERY_S, self._keep_owed),
                 _repeat(_CLOCKS_EVERY_S, self._clocks.refresh),
                 _repeat(_CLOCKS_EVERY_S, self._each(lambda cell: cell.streams.compare_clocks())),
             )
@@ -219,7 +218,6 @@ class SimReplica:
         await asyncio.sleep(_GRACE_S)
         await self.owner.close()
         await self.lease.stop()
-        self._keep_owed()
         self.store.close()
         self._world.kill_replica(self.name, 0)  # with the connections that came since
 
@@ -229,9 +227,14 @@ class SimReplica:
         self.cells.refresh()
         self._notifier.look()
 
-    def _keep_owed(self) -> None:
-        if self.store.owes_news:
-            self.store.keep_owed()
+    def _ask_others(self) -> None:
+        """As `frd.service.http.peers.cut_off`: which cells they have."""
+        if self.lease.view.connected:
+            return
+        for other in self._world.running():
+            if other is not self and other.lease.view.connected and other.lease.is_sure:
+                for cell in self.cells.keys() & other.cells.keys():
+                    self.owner.taken(cell, other.address)
 
     def _each(self, work: Callable[[Cell], object]) -> Callable[[], None]:
         def on_all() -> None:
@@ -248,11 +251,7 @@ class SimReplica:
 
     def _dropped(self, number: int, cell: Cell) -> None:
         """As in `App`."""
-        self._notifier.forget(
-            cell.state.open_findings(),
-            lambda finding: self.cells.number_of(finding.job) == number,
-            cell.evaluator.unsaved,
-        )
+        self._notifier.forget(cell.notifiable)
 
     def _published(self, events: Sequence[FindingEvent]) -> None:
         if events:
@@ -336,6 +335,7 @@ class _Sender:
 
     target = NotifyTarget(name="people", url="http://people")
     thread = SimpleNamespace(join=lambda timeout: None)
+    sending = ""
 
     def __init__(self, replica: SimReplica) -> None:
         self._replica = replica
@@ -344,9 +344,11 @@ class _Sender:
         pass
 
     def put(self, message: Owed) -> None:
-        replica = self._replica
-        if replica.lease.is_sure:
+        replica, notifier = self._replica, self._replica._notifier
+        if not notifier.is_owed(message):
+            return
+        if notifier.may_send(message):
             replica._world.heard.noticed(replica, message.key)
-            replica._notifier._settle(message)
+            notifier.settle(message)
         else:
             replica.loop.call_later(_SURE_EVERY_S, self.put, message)

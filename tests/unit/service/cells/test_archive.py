@@ -15,7 +15,7 @@ import pytest
 
 from frd.cluster.cells import CELLS
 from frd.cluster.cluster import Superseded
-from frd.config import Config
+from frd.config import Config, NotifyTarget
 from frd.engine.matching.learned_pauses import JobPauses
 from frd.errors import FrdError, StoreError
 from frd.forms import later
@@ -38,6 +38,7 @@ from frd.service.cells.owner import Opened
 from frd.service.cells.replica import Deletion, SharedArchive
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.real_time import RealTime
+from frd.service.findings.notifier import Notifier
 from frd.service.findings.silences import Silences
 from frd.service.ingest.streams import Stream
 from frd.service.journal.payloads import Dismissal, decode_finding, encode_finding
@@ -46,11 +47,13 @@ from frd.store.dumps import DumpStore
 from frd.store.journal import read
 from frd.wire.encode import encode_agent
 from frd.wire.messages import Statuses
+from tests.world.daemons import until
 from tests.world.evaluated import Evaluated
 from tests.world.fake_cluster import FakeCells, FakeKeys, FakeRegistry, Faults
 from tests.world.messages import BOTH, declare, entry_columns, watermarks
 from tests.world.one_replica import CELL, HELLO, JOB
 from tests.world.virtual_time import in_virtual_time
+from tests.world.webhook import Receiver
 
 PAUSES = JobPauses(JOB, AlignedNs(5))
 
@@ -64,6 +67,7 @@ class Owners:
         self.faults = Faults()
         self.values = FakeCells(self.keys, self.faults)
         self.refused: list[int] = []
+        self.notices = Notifier((), str)
         self._numbers = itertools.count()
 
     async def claim(self) -> int:
@@ -86,8 +90,9 @@ class Owners:
             silences=Silences(),
         )
         self.journal = open_journal(self.common)
+        config = self.common.config
         archive = SharedArchive(
-            self.values, self.journal, self.common.config, now, self.refused.append
+            self.values, self.journal, config, now, self.notices, self.refused.append
         )
         try:
             return await archive.open(CELL, claim)
@@ -168,6 +173,41 @@ async def test_a_write_without_an_answer_is_made_again(owners: Owners, finding: 
         noted = replace(finding, assigned_to="al")
         await asyncio.gather(saved(first, finding), saved(first, noted))
         assert await owners.findings() == [noted]
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+async def test_the_next_owner_sends_what_is_owed(
+    is_closed: bool, owners: Owners, finding: Finding
+) -> None:
+    """A finding is stored while the messages about it are owed, and the cell is lost: the next
+    owner sends them, also about a finding that is closed, and stores that they are sent. The owner
+    after that one sends nothing."""
+
+    async def next_owner() -> Opened:
+        owners.notices = Notifier([NotifyTarget(name="chat", url=receiver.url)], str)
+        opened = await owners.open()
+        owners.notices.take_up(opened.findings)
+        owners.journal.close()
+        return opened
+
+    with Receiver() as receiver:
+        opened = await next_owner()
+        events = [FindingEvent(Change.OPENED, finding)]
+        if is_closed:
+            events.append(FindingEvent(Change.CLOSED, closed(finding)))
+        for event in events:
+            owners.notices.prepare([event])
+            await opened.keeper.save([event], ())
+        owners.notices.forget([finding.id])
+        opened = await next_owner()
+        until(lambda: not owners.notices.owed(), "still owed")
+        assert receiver.events() == ["opened", "closed"][: len(events)]
+        settled = opened.keeper.settled()
+        assert [one.id for one in settled] == [finding.id]
+        await saved(opened, *settled)
+        assert not opened.keeper.settled()
+        await next_owner()
+        assert owners.notices.owed() == []
 
 
 async def test_a_value_that_can_never_be_stored(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +14,10 @@ import pytest
 
 from frd.engine.evidence.answers import Answer, Stack
 from frd.engine.evidence.questions import Occasion, Question
-from frd.model import AttemptKey, Change, FindingState, WaitSource
+from frd.engine.matching.learned_pauses import JobPauses
+from frd.model import AttemptKey, Change, Finding, FindingEvent, FindingState, WaitSource
 from frd.service.findings import evaluator
+from frd.service.findings.keepers import Keeper
 from frd.service.journal.payloads import Dismissal, decode_payload
 from frd.store.journal import read
 from frd.store.records import RecordKind
@@ -56,6 +58,37 @@ async def test_a_disk_that_does_not_answer_delays_no_alert(
     assert bench.evaluator.store_errors == 1
     assert bench.evaluator.kept_back() == []
     assert [f.id for f in bench.store.open_findings()] == [bench.published[0].finding.id]
+
+
+async def test_that_a_message_was_sent_is_stored(bench: Evaluated) -> None:
+    """Also if nothing else changes; and not in place of a newer version, which says so, too."""
+    keeper, evaluator = _Announcing(), bench.evaluator
+    evaluator.keeper = keeper
+    bench.hang()
+    await evaluator.evaluate()
+    opened, keeper.saved = keeper.saved, []
+    keeper.sent = [event.finding for event in opened]
+    await evaluator.evaluate()
+    assert [event.finding for event in keeper.saved] == keeper.sent
+    newer = FindingEvent(Change.UPDATED, replace(keeper.sent[0], assigned_to="al"))
+    evaluator._unsaved, keeper.saved = {newer.finding.id: newer}, []
+    bench.pass_s(2)
+    await evaluator.evaluate()
+    assert keeper.saved == [newer]
+
+
+class _Announcing(Keeper):
+    name = "nothing"
+
+    def __init__(self) -> None:
+        self.saved: list[FindingEvent] = []
+        self.sent: list[Finding] = []
+
+    async def save(self, events: Sequence[FindingEvent], pauses: Sequence[JobPauses]) -> None:
+        self.saved += events
+
+    def settled(self) -> Sequence[Finding]:
+        return self.sent
 
 
 def test_a_fault_in_one_job_does_not_affect_others(bench: Evaluated) -> None:

@@ -3,6 +3,7 @@ over a restart, and when the target is new."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -276,65 +277,57 @@ def test_what_another_process_has_sent(finding: Finding) -> None:
     assert later(wants_all, silenced, FindingEvent(Change.UPDATED, bare)) == ["opened"]
 
 
-def test_a_cell_that_goes_to_another_replica(scene: Scene, receiver: Receiver) -> None:
-    """The next owner of an open finding takes its opening as sent: this process sends it, although
-    a rank has not answered yet, and nothing after it."""
-    scene.hold()
-    scene.hang()
-    finding = scene.published[-1].finding
-    assert receiver.asked == 0
-    scene.notifier.forget([finding], lambda one: True, ())
-    scene.send([FindingEvent(Change.UPDATED, replace(finding, severity=Severity.CRITICAL))])
-    scene.send([FindingEvent(Change.CLOSED, finding)])
-    arrives(scene, receiver, "opened")
-    assert scene.notifier.notified() == []
-
-
 @pytest.mark.parametrize("is_sure", [False, True])
 def test_a_service_that_is_not_sure_of_its_jobs(
     is_sure: bool, scene: Scene, receiver: Receiver
 ) -> None:
     """Another replica may have them, or would not know of the finding, which is not stored: the
-    message waits, and is sent once, when the service is sure and the finding stored. Until it is
-    stored, no later process sends it."""
+    message waits, and is sent once, when the service is sure and the finding stored."""
     scene.notifier.is_sure = lambda: is_sure
     scene.notifier.is_unstored = lambda finding: is_sure
     scene.hang()
     for _ in range(3):
         scene.pass_s(HOLD_S)
-    assert (receiver.asked, len(scene.notifier.owed())) == (0, 0 if is_sure else 1)
+    assert (receiver.asked, len(scene.notifier.owed())) == (0, 1)
     scene.notifier.is_sure, scene.notifier.is_unstored = lambda: True, lambda finding: False
     scene.pass_s(1)
     arrives(scene, receiver, "opened")
 
 
-def test_a_change_that_is_not_stored_yet(scene: Scene, receiver: Receiver) -> None:
-    """The next owner would not know of it, and would send the same: its message waits, and a
-    process that ends meanwhile leaves it to that owner."""
-    unstored = [True]
-    scene.notifier.is_unstored = lambda finding: unstored[0]
-    scene.hang()
-    scene.pass_s(HOLD_S)
-    assert (receiver.asked, scene.notifier.owed()) == (0, [])
-    unstored[0] = False
-    assert scene.notifier.owed()
-    scene.pass_s(1)
-    arrives(scene, receiver, "opened")
-
-
-@pytest.mark.parametrize("is_stored", [False, True])
+@pytest.mark.parametrize("waits", [False, True])
 def test_a_cell_that_another_replica_has_claimed(
-    is_stored: bool, scene: Scene, receiver: Receiver
+    waits: bool, scene: Scene, receiver: Receiver
 ) -> None:
-    """A finding opened while the service was not sure, and then its cell was lost. The next owner
-    sends its own message, unless the finding was stored: then it takes this one as sent."""
-    scene.notifier.is_sure = lambda: False
+    """A message waits in its queue because the service is not sure, or for a rank, and the cell is
+    lost: the message, and those about later changes, are the next owner's."""
+    scene.notifier.is_sure = lambda: waits
+    scene.notifier.is_asking = lambda finding: waits
     scene.hang()
     finding = scene.published[-1].finding
-    unsaved = () if is_stored else (finding.id,)
-    scene.notifier.forget([finding], lambda one: True, unsaved)
-    scene.notifier.is_sure = lambda: True
-    scene.pass_s(1)
-    if is_stored:
-        arrives(scene, receiver, "opened")
-    assert (receiver.asked, scene.notifier.owed()) == (int(is_stored), [])
+    if not waits:
+        scene.notifier._send(finding.id)
+    scene.notifier.forget([finding.id])
+    scene.notifier.is_sure, scene.notifier.is_asking = lambda: True, lambda finding: False
+    scene.send([FindingEvent(Change.UPDATED, replace(finding, severity=Severity.CRITICAL))])
+    scene.send([FindingEvent(Change.CLOSED, finding)])
+    scene.notifier.close()
+    assert (receiver.asked, scene.notifier.owed(), scene.notifier.notified()) == (0, [], [])
+
+
+async def test_a_cell_that_is_handed_over(scene: Scene, receiver: Receiver) -> None:
+    """A request is under way: it is awaited, so that the next owner does not send the message
+    again. None begins any more."""
+    receiver.gate.clear()
+    await asyncio.to_thread(scene.hang)
+    finding = scene.published[-1].finding
+    await asyncio.to_thread(until, lambda: receiver.asked, "not sent")
+    resting = asyncio.create_task(scene.notifier.rest([finding.id]))
+    await asyncio.sleep(0.1)
+    assert not resting.done()
+    receiver.gate.set()
+    await resting
+    assert scene.notifier.notified_of(finding.id).owed == ()
+    scene.send([FindingEvent(Change.CLOSED, finding)])
+    scene.notifier.close()
+    assert receiver.events() == ["opened"]
+    assert scene.notifier.notified_of(finding.id).owed == (("chat", "closed"),)
