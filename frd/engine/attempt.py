@@ -20,8 +20,8 @@ from typing import Final
 import numpy as np
 
 from frd.engine.history import status_view
-from frd.engine.history.attempt_history import AttemptHistory
 from frd.engine.history.recent_entries import RecentEntries
+from frd.engine.history.recent_ops import AttemptHistory
 from frd.engine.matching.clock_hints import ClockHint
 from frd.engine.matching.collectives import Collectives
 from frd.engine.matching.usual_waits import GroupKind, LongWait

@@ -37,11 +37,10 @@ from frd.model import FindingEvent
 from frd.service.access.admission import Admission, Handshakes
 from frd.service.access.certificates import Certificates
 from frd.service.access.grants import Tokens
-from frd.service.cells.alone import hold_alone
 from frd.service.cells.cell import Cell, Common
 from frd.service.cells.cells import Cells, add
 from frd.service.cells.homes import LateHomes
-from frd.service.cells.owner import Holding
+from frd.service.cells.owner import Holding, hold_alone
 from frd.service.cells.replica import hold_replica
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import Pings

@@ -14,11 +14,10 @@ from frd.cluster.lease import ClusterView, Owner, Replica
 from frd.config import Config
 from frd.engine.matching.learned_pauses import JobPauses
 from frd.model import Finding, FindingEvent, NodeNs, NodeRawNs
-from frd.service.cells.alone import LocalArchive, open_journal
 from frd.service.cells.cell import Common
 from frd.service.cells.cells import Cells
 from frd.service.cells.homes import NoLog, ReplicaHomes
-from frd.service.cells.owner import CellOwner, Opened
+from frd.service.cells.owner import CellOwner, LocalArchive, Opened, open_journal
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.real_time import RealTime
 from frd.service.findings.keepers import Keeper

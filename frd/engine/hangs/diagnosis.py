@@ -21,7 +21,7 @@ import numpy as np
 
 from frd.engine.clocks.uncertain_time import UncertainTime
 from frd.engine.findings import builder
-from frd.engine.findings.claim import NEVER
+from frd.engine.findings.builder import NEVER
 from frd.engine.hangs.attribution import Dated, disagree, lowered, op_of, suspects_of
 from frd.engine.hangs.facts import GONE, RankFacts
 from frd.engine.hangs.ops_in_flight import Instance, Waits

@@ -2,6 +2,6 @@
 
 Entry points: `status_view`, of which metrics and HTTP show ranks and groups;
 `recent_entries.RecentEntries`, which keeps the entry rows that were applied last, and
-`attempt_history.AttemptHistory`, which makes ops with aligned times of them, and the state of each
+`recent_ops.AttemptHistory`, which makes ops with aligned times of them, and the state of each
 rank in each group. All read a `StateAt`, in whatever thread.
 """

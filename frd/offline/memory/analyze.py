@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from frd.engine.attempt import Attempt
-from frd.engine.findings.claim import Known
+from frd.engine.findings.builder import Known
 from frd.engine.findings.tracker import Tracker
 from frd.engine.memory.detector import MemoryDetector
 from frd.engine.memory.walk.levels import QUARTER

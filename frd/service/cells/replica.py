@@ -24,14 +24,13 @@ from frd.engine.matching.learned_pauses import JobPauses
 from frd.errors import StoreError
 from frd.forms import later
 from frd.model import AlignedNs, Change, Finding, FindingEvent
-from frd.service.cells.alone import open_journal
 from frd.service.cells.cell import Common
 from frd.service.cells.cells import Cells
 from frd.service.cells.homes import ReplicaHomes
-from frd.service.cells.owner import CellOwner, Holding, Opened, Restored
+from frd.service.cells.owner import CellOwner, Holding, Opened, Restored, open_journal
 from frd.service.clocks.real_time import RealTime
 from frd.service.findings.keepers import SharedKeeper
-from frd.service.findings.silences import READ_EVERY_S
+from frd.service.findings.people import READ_EVERY_S
 from frd.service.journal.payloads import (
     Handover,
     decode_finding,

@@ -15,7 +15,7 @@ from frd.cluster.cells import cell_of
 from frd.cluster.heartbeats import HeartbeatLease
 from frd.cluster.lease import Replica
 from frd.config import ClusterOptions, Config
-from frd.config.sections import NotifyTarget, StoreLimits
+from frd.config.settings import NotifyTarget, StoreLimits
 from frd.errors import ClusterError
 from frd.model import EntryColumns, FindingEvent, ServiceRawNs
 from frd.rpc import Context

@@ -17,7 +17,7 @@ import pytest
 
 from frd.errors import DumpError
 from frd.flight.trace import Trace
-from frd.offline.load.job_choice import load_dumps
+from frd.offline.load.folder import load_dumps
 from frd.readers import archives
 from frd.readers.pool import ReaderProcess
 from tests.world.dump_files import T0, as_torch, document, entry

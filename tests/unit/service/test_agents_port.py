@@ -23,7 +23,7 @@ from frd.service.clocks.real_time import RealTime
 from frd.service.ingest.collector import Ingest
 from frd.service.servers import GrpcServer
 from frd_agent.config import load
-from frd_agent.uplink.endpoint import Endpoint, Target
+from frd_agent.uplink.route import Endpoint, Target
 from tests.world.daemons import async_until
 
 

@@ -64,7 +64,7 @@ def analyze_dumps(
     stall_after: float | None,
 ) -> Analysis:
     from frd.offline.analysis.analyze import analyze
-    from frd.offline.load.job_choice import load_dumps
+    from frd.offline.load.folder import load_dumps
 
     with progress("reading dumps") as step:
         *earlier, last = load_dumps(

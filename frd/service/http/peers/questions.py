@@ -1,10 +1,17 @@
-"""Questions to several replicas at the same time, and which of them did not answer."""
+"""Questions to several replicas at the same time, and which of them did not answer.
+
+While the registry does not answer a replica, others may have taken over its cells. Its agents would
+not notice: their streams are well, and acknowledge nothing. So it asks the others, as long as it is
+cut off, which cells they have (`CutOff`). Only an answer of a replica that the registry answers
+counts. While the registry answers none, there is no such answer, and every replica keeps what it
+has.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +23,8 @@ from frd.cluster.lease import ClusterView, Replica
 from frd.service.http.peers import merging
 from frd.service.http.peers.client import Forwarded, NoAnswer, PeerClient
 from frd.service.http.peers.merging import Gathered, Heard, Json
-from frd.service.http.peers.relay import Relay, asked, forwarded
+from frd.service.http.peers.relay import FORWARDED, Relay, asked, forwarded
+from frd.service.periodic import repeat
 
 CELLS_HEADER: Final = "frd-cells"
 """Header of the answer to a forwarded request for a list: the cells whose jobs it has. Of the
@@ -24,6 +32,9 @@ answer to one for readiness: the replica's cells, if the registry answers it."""
 
 UNSURE_HEADER: Final = "frd-unsure"
 """Of such an answer, if another replica may have taken over what the replica has."""
+_EVERY_S: Final = 1.0
+_TARGET: Final = b"/-/ready"
+"""It needs no token, of which a replica has none to ask others with."""
 
 log = logging.getLogger(__name__)
 
@@ -129,3 +140,35 @@ class Questions:
 
 def cells_in(answer: httpx.Response) -> frozenset[int]:
     return frozenset(int(cell) for cell in answer.headers.get(CELLS_HEADER, "").split(",") if cell)
+
+
+@dataclass(slots=True, eq=False)
+class CutOff:
+    """`taken` gets each cell of `cells` that another replica has, and the address of that replica
+    for agents."""
+
+    client: PeerClient
+    view: Callable[[], ClusterView]
+    cells: Callable[[], Collection[int]]
+    taken: Callable[[int, str], None]
+
+    async def run(self) -> None:
+        await repeat("cells that other replicas have", _EVERY_S, self.look)
+
+    async def look(self) -> None:
+        view = self.view()
+        if view.connected or not self.cells():
+            return
+        others = [replica for replica in view.replicas if replica.name != view.me]
+        sent = Forwarded("GET", _TARGET, [(FORWARDED.encode(), view.me.encode("ascii"))])
+        answers = await asyncio.gather(*(self._ask(replica, sent) for replica in others))
+        for replica, theirs in zip(others, answers, strict=True):
+            for cell in theirs & frozenset(self.cells()):
+                self.taken(cell, replica.grpc)
+
+    async def _ask(self, replica: Replica, sent: Forwarded) -> frozenset[int]:
+        try:
+            answer = await self.client.ask(replica, sent)
+            return cells_in(answer) if answer is not None else frozenset()
+        except (NoAnswer, ValueError):
+            return frozenset()  # it is asked again

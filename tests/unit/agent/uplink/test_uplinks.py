@@ -28,9 +28,9 @@ from frd_agent.memory.target import Reading
 from frd_agent.node_time import NodeTime, raw_now
 from frd_agent.uplink import stream_indexes
 from frd_agent.uplink.dictionary import Dictionary
-from frd_agent.uplink.endpoint import Endpoint
 from frd_agent.uplink.outbox import ROW_BYTES
 from frd_agent.uplink.reports import Reports
+from frd_agent.uplink.route import Endpoint
 from frd_agent.uplink.uplinks import LINGER_S, MAX_LINGERING, Uplinks
 from tests.world.daemons import async_until, free_address
 from tests.world.messages import entry_columns
