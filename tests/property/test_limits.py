@@ -38,9 +38,8 @@ from frd.model import (
     Stage,
 )
 from frd.v1 import stream_pb2 as pb
+from frd.wire.codec import Decoder, encode_agent
 from frd.wire.columns import count_ranks
-from frd.wire.decode import Decoder
-from frd.wire.encode import encode_agent
 from frd.wire.limits import LIMITS, OTHER_FIELDS, check_message
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,

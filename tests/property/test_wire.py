@@ -39,8 +39,7 @@ from frd.model import (
     WaitsFor,
     WatermarkColumns,
 )
-from frd.wire.decode import Decoder, decode_service
-from frd.wire.encode import encode_agent
+from frd.wire.codec import Decoder, decode_service, encode_agent
 from frd.wire.messages import (
     MAX_SLACK_NS,
     PROTOCOL,

@@ -24,8 +24,7 @@ import grpc.aio
 from frd.errors import FrdError, ServiceUnavailable, WireError
 from frd.rpc import StreamCall
 from frd.wire.bundle import bundles
-from frd.wire.decode import decode_service
-from frd.wire.encode import encode_agent
+from frd.wire.codec import decode_service, encode_agent
 from frd.wire.messages import (
     Ack,
     AgentEvent,

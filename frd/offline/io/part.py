@@ -18,10 +18,9 @@ from frd.dftracer.block import Block
 from frd.dftracer.kinds import Kind
 from frd.dftracer.line import Event, Metadata
 from frd.model import Bools, Int64s
-from frd.offline.io.discovery import Piece
+from frd.offline.io.discovery import Piece, PieceReader
 from frd.offline.io.grouped import LEAST, MOST, SUM, BytesOverTime, Grouped
 from frd.offline.io.intervals import IntervalSet
-from frd.offline.io.reading import PieceReader
 
 _FILES: Final = {
     "dur": SUM,

@@ -12,7 +12,7 @@ from frd.model import Finding
 from frd.offline.memory.feed import Lane
 from frd.offline.memory.samples import Recorded
 from frd.offline.phases.answer import PhaseAnswer
-from frd.offline.phases.gains import PhaseGain
+from frd.offline.phases.rank_phases import PhaseGain
 from frd.offline.phases.table import PhaseTable
 
 

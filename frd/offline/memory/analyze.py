@@ -39,7 +39,7 @@ from frd.offline.memory.notes import clocks_text, job_notes, notes_of, summary_o
 from frd.offline.memory.reading import Progress, read_recording
 from frd.offline.memory.samples import Recorded
 from frd.offline.memory.telemetry import ALLOCATED, RESERVED, USED
-from frd.offline.phases.gains import PhaseSeries
+from frd.offline.phases.rank_phases import PhaseSeries
 from frd.offline.phases.table import PhaseTable, build_phases
 
 CLOCK_UNCERTAINTY_S: Final = 1.0

@@ -1,7 +1,7 @@
 """Takes over, hands over and drops cells, as the lease decides.
 
 A cell that is being taken over or handed over has one task. Agents that connect meanwhile wait (see
-`homes`). A cell that another replica has claimed is dropped on the spot: what its engine knows is
+`replica`). A cell that another replica has claimed is dropped on the spot: what its engine knows is
 out of date from then on, and nothing of it may be shown.
 
 A service without a cluster has one cell, which is its own for good, on the disk of this machine.

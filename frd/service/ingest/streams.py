@@ -19,8 +19,7 @@ from typing import Final
 from frd.engine.clocks.alignment import Alignment
 from frd.errors import FrdError
 from frd.model import AlignedNs, AttemptKey, EntryColumns, MemoryColumns
-from frd.service.clocks.agent_clocks import AgentClock, AgentClocks
-from frd.service.clocks.alignments import encode
+from frd.service.clocks.agent_clocks import AgentClock, AgentClocks, encode
 from frd.service.ingest.job_runs import JobWarning, Refusal
 from frd.service.ingest.nodes import Nodes
 from frd.service.ingest.session import ROWS, SAMPLES, Session

@@ -22,9 +22,8 @@ from frd.rpc import Context
 from frd.service.access.admission import Admission
 from frd.service.cells.cell import Cell, Common
 from frd.service.cells.cells import Cells
-from frd.service.cells.homes import LateHomes, NoLog, ReplicaHomes
 from frd.service.cells.owner import Archive, CellOwner, Opened
-from frd.service.cells.replica import SharedArchive, copy
+from frd.service.cells.replica import LateHomes, NoLog, ReplicaHomes, SharedArchive, copy
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.real_time import RealTime
 from frd.service.findings.evaluator import TICK_S

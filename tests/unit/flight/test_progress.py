@@ -14,9 +14,9 @@ from frd.flight.names import Name
 from frd.flight.progress import NEVER
 from frd.flight.trace import COMPLETED, RankTrace, Trace
 from frd.model import AttemptKey
-from frd.offline.analysis.channels import channels_of
 from frd.offline.analysis.clocks import clocks_of
 from frd.offline.analysis.rows import Rows, rows_of
+from frd.offline.analysis.verdict import channels_of
 from frd.offline.analysis.watermarks import pair_watermarks
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.rows import channel_columns

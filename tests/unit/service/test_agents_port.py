@@ -16,7 +16,7 @@ from frd.service.access import refusals
 from frd.service.access.admission import Admission
 from frd.service.access.grants import Tokens
 from frd.service.access.token_bucket import TokenBucket
-from frd.service.cells.homes import LateHomes
+from frd.service.cells.replica import LateHomes
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import Pings
 from frd.service.clocks.real_time import RealTime

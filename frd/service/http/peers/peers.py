@@ -33,8 +33,16 @@ from frd.service.http.answers import (
 from frd.service.http.peers import merging
 from frd.service.http.peers.client import READ_S, NoAnswer, PeerClient
 from frd.service.http.peers.merging import Gathered, Heard
-from frd.service.http.peers.questions import CELLS_HEADER, UNSURE_HEADER, CutOff, Questions, Wanted
-from frd.service.http.peers.relay import Relay, forwarded, is_forwarded
+from frd.service.http.peers.questions import (
+    CELLS_HEADER,
+    UNSURE_HEADER,
+    CutOff,
+    Questions,
+    Relay,
+    Wanted,
+    forwarded,
+    is_forwarded,
+)
 from frd.service.view import ServiceView
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]

@@ -6,6 +6,10 @@ its bytes to one more viewer costs a write. Large answers are sent less often, s
 a bounded number of bytes a minute. A viewer that reads slowly misses answers, which the next one
 replaces, and delays no other viewer. An answer that another replica delays for seconds delays
 neither findings nor other answers.
+
+A finding's ages and wordings change all the time; so do those of hundreds of findings of a job of
+16,384 ranks, each of which may be a hundred kilobytes. Comparing them, which finds those that
+viewers have to get again, is work for a thread (`FindingNews`).
 """
 
 from __future__ import annotations

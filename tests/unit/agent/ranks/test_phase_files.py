@@ -12,8 +12,7 @@ import pytest
 
 from frd.clocks.wall_clock import WallClock
 from frd.model import NodeNs, NodeRawNs, PhaseSpan, RankPhases
-from frd.wire.decode import Decoder
-from frd.wire.encode import encode_agent
+from frd.wire.codec import Decoder, encode_agent
 from frd.wire.messages import MAX_MESSAGE_BYTES, AgentEvent, Hello, Statuses, Watermarks
 from frd_agent.counters import Counters
 from frd_agent.memory.samples import Samples

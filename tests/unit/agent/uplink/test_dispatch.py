@@ -26,8 +26,7 @@ from frd.model import (
     SeriesKind,
     Signature,
 )
-from frd.wire.decode import Decoder
-from frd.wire.encode import encode_agent
+from frd.wire.codec import Decoder, encode_agent
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
     PROTOCOL,

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frd.offline.phases import replay, spans
+from frd.offline.phases import spans, table
 from frd.offline.phases.marks import PhaseMark
-from frd.offline.phases.replay import replayed
-from frd.offline.phases.table import build_phases
+from frd.offline.phases.table import build_phases, replayed
 from tests.world.phases import T0, mark
 
 Scope = tuple[tuple[str, ...], int, int, bool]
@@ -229,7 +228,7 @@ def test_so_many_spans_are_kept_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_many_open_scopes_are_searched_only_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """An end far below the top of a damaged stack is left out."""
-    monkeypatch.setattr(replay, "_SEARCHED", 3)
+    monkeypatch.setattr(table, "_SEARCHED", 3)
     marks = [mark(at, True, str(at)) for at in range(1, 6)]
     assert "that match no beginning" in replayed([*marks, mark(9, False, "2")], {})[1][0]
     assert not replayed([*marks, mark(9, False, "3")], {})[1]

@@ -43,7 +43,7 @@ from frd.service.journal.payloads import Dismissal, decode_finding, encode_findi
 from frd.service.journal.replay import replay
 from frd.store.dumps import DumpStore
 from frd.store.journal import read
-from frd.wire.encode import encode_agent
+from frd.wire.codec import encode_agent
 from frd.wire.messages import Statuses
 from tests.world.evaluated import Evaluated
 from tests.world.fake_cluster import FakeCells, FakeKeys, FakeRegistry, Faults

@@ -1,0 +1,110 @@
+"""The columns of one attempt: the series of its samples and their order.
+
+A column stays as long as its rank lives, even without new values, so that successive samples have
+the same columns and the service looks them up once. The table also detects values that have changed
+enough to be sent immediately.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from frd.model import Int64s, SeriesInfo, SeriesKind
+from frd_agent.memory.target import ABSURD_BYTES, NO_SAMPLE, Reading
+
+_JUMP_BYTES: Final = 64 * 1024 * 1024
+_JUMP_SHARE: Final = 64
+"""A jump is a change of 64 MiB, or of this fraction of the capacity if that is more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The series of a sample's values; layouts are compared by identity."""
+
+    attempt: int
+    late: bool
+    """Of moments that were over before others that have been added already."""
+    series: tuple[SeriesInfo, ...]
+    capacity: tuple[int, ...]
+
+
+class Table:
+    def __init__(self, attempt: int, late: bool) -> None:
+        self.layout = Layout(attempt, late, (), ())
+        self.last_ns = 0
+        """When the last moment began: they rise."""
+        self.shown: tuple[Layout, Int64s] = (self.layout, np.empty(0, np.int64))
+        """The last value that there was of each column; replaced as a whole, for other threads."""
+        self._place: dict[SeriesInfo, int] = {}
+        self._far: Int64s = np.empty(0, np.int64)
+        """By column: a larger change is a jump."""
+        self._from: Int64s = np.empty(0, np.int64)
+        """By column: the value that a jump is measured from."""
+
+    def values(self, readings: Sequence[Reading]) -> Int64s:
+        """In the order of `layout`, which has grown if need be; `NO_SAMPLE` where nothing is
+        known, or nothing that can be believed."""
+        places = self._places(readings)
+        if places is None:
+            columns = dict(zip(self.layout.series, self.layout.capacity, strict=True))
+            for reading in readings:
+                columns[reading.series] = reading.capacity
+            self._arrange(columns)
+            places = self._places(readings)
+            assert places is not None
+        values = np.full(len(self.layout.series), NO_SAMPLE, np.int64)
+        reported = np.array([reading.value for reading in readings], np.float64)
+        believed = (reported >= 0) & (reported < ABSURD_BYTES)
+        values[places] = np.where(believed, reported, NO_SAMPLE)
+        np.copyto(self.shown[1], values, where=values != NO_SAMPLE)
+        return values
+
+    def hide(self, readings: Sequence[Reading]) -> None:
+        """The other table of the attempt has newer values of these series."""
+        for reading in readings:
+            if (place := self._place.get(reading.series)) is not None:
+                self.shown[1][place] = NO_SAMPLE
+
+    def _places(self, readings: Sequence[Reading]) -> list[int] | None:
+        """None when a reading has no column yet, or one of another capacity."""
+        find, capacity = self._place.get, self.layout.capacity
+        places = [find(reading.series, -1) for reading in readings]
+        for place, reading in zip(places, readings, strict=True):
+            if place < 0 or capacity[place] != reading.capacity:
+                return None
+        return places
+
+    def jumps(self, values: Int64s) -> bool:
+        """Some value is far from its value at its last jump, or at its first sample."""
+        read = values != NO_SAMPLE
+        first = read & (self._from == NO_SAMPLE)
+        self._from[first] = values[first]
+        far = read & (np.abs(values - self._from) > self._far)
+        self._from[far] = values[far]
+        return bool(far.any())
+
+    def keep(self, ranks: Collection[int]) -> None:
+        """Only the columns of these ranks stay."""
+        columns = zip(self.layout.series, self.layout.capacity, strict=True)
+        self._arrange({series: size for series, size in columns if series.rank in ranks})
+
+    def _arrange(self, columns: dict[SeriesInfo, int]) -> None:
+        before = dict(zip(self.layout.series, self._from.tolist(), strict=True))
+        shown = dict(zip(self.layout.series, self.shown[1].tolist(), strict=True))
+        self.layout = replace(self.layout, series=tuple(columns), capacity=tuple(columns.values()))
+        self._place = {series: place for place, series in enumerate(columns)}
+        self._from = np.array([before.get(series, NO_SAMPLE) for series in columns], np.int64)
+        latest = np.array([shown.get(series, NO_SAMPLE) for series in columns], np.int64)
+        self.shown = (self.layout, latest)
+        self._far = np.array([_far(*column) for column in columns.items()], np.int64)
+
+
+def _far(series: SeriesInfo, capacity: int) -> int:
+    """Tensors swing by gigabytes in every step of a healthy job, so their changes are no jumps."""
+    if series.kind is SeriesKind.TORCH_ALLOCATED:
+        return ABSURD_BYTES
+    return max(_JUMP_BYTES, capacity // _JUMP_SHARE)
