@@ -45,7 +45,7 @@ from frd.wire.columns import (
     read_columns,
     write_columns,
 )
-from frd.wire.declarations import Declarations, Declared
+from frd.wire.declarations import Declarations, Declared, MemoryReader
 from frd.wire.fields import (
     ENUM_NUMBERS,
     INLINE,
@@ -56,7 +56,6 @@ from frd.wire.fields import (
     read,
     text,
 )
-from frd.wire.memory import MemoryReader
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
     MAX_PHASE_NAME,

@@ -29,8 +29,7 @@ from frd.model import (
     Stage,
 )
 from frd_agent import tap
-from frd_agent.addresses.log import Log
-from frd_agent.addresses.read import Addresses
+from frd_agent.addresses.read import Addresses, Log
 from frd_agent.counters import Counters
 from frd_agent.memory.target import Target
 from frd_agent.node_time import NodeTime

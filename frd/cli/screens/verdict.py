@@ -21,8 +21,7 @@ from frd.engine.memory.text import size
 from frd.forms import counted, finding_json, fold_ranks, ranks_text
 from frd.model import Finding, Kind
 from frd.offline.analysis.analyze import Analysis
-from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank
-from frd.offline.memory.notes import before_text
+from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank, before_text
 from frd.offline.output.text_tables import ended
 from frd.usage import plain
 

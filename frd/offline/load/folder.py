@@ -27,8 +27,7 @@ import numpy as np
 
 from frd.engine.findings import text
 from frd.errors import ConfigError, DumpError
-from frd.flight.columns import NARROW, Dictionaries
-from frd.flight.trace import RankTrace, Trace
+from frd.flight.trace import NARROW, Dictionaries, RankTrace, Trace
 from frd.forms import fold_ranks
 from frd.model import MAX_WORLD_SIZE, Activity, GroupInfo, Int32s
 from frd.offline.analysis.durations import last_dump_ns
@@ -36,8 +35,7 @@ from frd.offline.load.discovery import MAX_FILES, Found, discover, walk, written
 from frd.offline.load.frd_dump import SUMMARY, DumpFolder, made_by_frd, rank_metadata
 from frd.offline.load.numbering import numbered
 from frd.readers.archives import is_archive, unpacked
-from frd.readers.file_reading import Reading
-from frd.readers.pool import read_all
+from frd.readers.pool import Reading, read_all
 
 Progress = Callable[[int, int], None]
 """Called with the number of files that are done, and of all."""

@@ -25,7 +25,16 @@ from frd.engine.views import Rise
 from frd.errors import ConfigError, TelemetryError
 from frd.model import AlignedNs, AttemptKey, Confidence, Finding, FindingState
 from frd.offline.io.analysis import IoAnalysis
-from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank, RecordedRise
+from frd.offline.memory.analysis import (
+    MemoryAnalysis,
+    MemoryJob,
+    MemoryRank,
+    RecordedRise,
+    clocks_text,
+    job_notes,
+    notes_of,
+    summary_of,
+)
 from frd.offline.memory.feed import (
     Feed,
     Lane,
@@ -35,7 +44,6 @@ from frd.offline.memory.feed import (
     process_text,
     series_kinds,
 )
-from frd.offline.memory.notes import clocks_text, job_notes, notes_of, summary_of
 from frd.offline.memory.reading import Progress, read_recording
 from frd.offline.memory.samples import Recorded
 from frd.offline.memory.telemetry import ALLOCATED, RESERVED, USED

@@ -15,7 +15,7 @@ from frd.errors import DumpError
 from frd.forms import exit_text
 from frd.model import NodeRawNs, RankState, RankStatus, Stage
 from frd_agent import tap
-from frd_agent.addresses.log import Log
+from frd_agent.addresses.read import Log
 from frd_agent.proc import Vital
 from frd_agent.ranks.forming.stage_files import StageReport
 from frd_agent.ranks.process import Process

@@ -22,8 +22,8 @@ import pytest
 
 from frd.model import NodeRawNs, RankState
 from frd_agent import tap
+from frd_agent.inspection.inspector import Processes, RankSampler
 from frd_agent.inspection.reading.memory import Helper
-from frd_agent.inspection.sampler import Processes, RankSampler
 from frd_agent.inspection.traces.followed import Traces
 from frd_agent.node_time import raw_now
 from frd_agent.proc import is_of, read_stat
