@@ -18,7 +18,6 @@ from typing import Any
 
 from frd import config_loader
 from frd.config.checks import checked
-from frd.config.own_address import own_url, public_url
 from frd.config.settings import (
     ENV_DELIMITER,
     ENV_PREFIX,
@@ -27,9 +26,12 @@ from frd.config.settings import (
     NotifyEvent,
     NotifyTarget,
     TlsFiles,
+    as_dict,
+    as_toml,
     keys,
+    own_url,
+    public_url,
 )
-from frd.config.written import as_dict, as_toml
 from frd.config_loader import unknown
 from frd.errors import ConfigError
 

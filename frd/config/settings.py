@@ -1,23 +1,33 @@
-"""All keys of the configuration, with their bounds and defaults."""
+"""All keys of the configuration, with their bounds and defaults.
+
+From them follow limits, those that are 0 in the configuration, by the memory of the service; and
+where others find its HTTP server. Agents and other replicas use the service's own address. People
+may have to use another one, behind an Ingress or a proxy, which only `public_url` says.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from annotated_types import Ge, Le
 from pydantic import BeforeValidator, Field
 from pydantic_settings import SettingsConfigDict
 
-from frd.config_loader import Settings
+from frd.address import ALL_ADDRESSES, split_address
+from frd.config_loader import NOT_SHOWN, Settings
 from frd.engine.policy import Count, Policy, Seconds
+from frd.engine.room import OBJECT_BYTES
 
 ENV_PREFIX: Final = "FRD_"
 ENV_DELIMITER: Final = "__"
+_CGROUP: Final = ("memory.max", "memory/memory.limit_in_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,3 +241,86 @@ def _value(config: Config, key: str) -> object:
     for part in key.split("."):
         value = getattr(value, part)
     return value
+
+
+def own_url(config: Config, bound: str = "") -> str:
+    """``scheme://host:port`` of the service itself, as far as it knows.
+
+    `bound`: the address at which HTTP listens, once it does.
+    """
+    scheme = "http" if config.tls.cert_file is None else "https"
+    return f"{scheme}://{own_address(config, bound)}"
+
+
+def own_address(config: Config, bound: str = "") -> str:
+    return config.cluster.advertise_http or reachable(bound or config.http)
+
+
+def public_url(config: Config, bound: str = "") -> str:
+    """Where people open the service in a browser; `bound` as of `own_url`."""
+    return config.public_url or own_url(config, bound)
+
+
+def reachable(address: str) -> str:
+    """The address with the name of this host if it listens on all addresses."""
+    host, port = split_address(address)
+    return f"{socket.gethostname()}:{port}" if host in ALL_ADDRESSES else address
+
+
+def with_room(config: Config, cgroup: Path = Path("/sys/fs/cgroup")) -> Config:
+    """The configuration in force: half of the memory is for what the engine holds, a quarter for
+    the declarations of one peer. In a container `cgroup` has its limit."""
+    objects, policy, limits = _memory_bytes(cgroup) // OBJECT_BYTES, config.policy, config.limits
+    most, of_peer = policy.max_objects or objects // 2, limits.objects_per_peer or objects // 4
+    update = {
+        "policy": replace(policy, max_objects=most),
+        "limits": replace(limits, objects_per_peer=of_peer),
+    }
+    return config.model_copy(update=update)
+
+
+def _memory_bytes(cgroup: Path) -> int:
+    known = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for name in _CGROUP:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: "max"
+            known.append(int((cgroup / name).read_text()))
+    return min(known)
+
+
+def as_dict(config: Config) -> dict[str, Any]:
+    """Plain values, in the order in which the keys are declared; secrets are not shown."""
+    plain = config.model_dump(mode="json")
+    for target in plain["notify"]:
+        target["url"] = target["url"] and NOT_SHOWN
+    return plain
+
+
+def as_toml(config: Config) -> str:
+    """A file that `load` reads back to the same configuration; secrets are left out."""
+    plain = as_dict(config)
+    targets = plain.pop("notify")
+    lines = [f"{key} = {_toml(v)}" for key, v in plain.items() if not isinstance(v, dict)]
+    for section, values in plain.items():
+        if isinstance(values, dict):
+            lines += ["", f"[{section}]"]
+            lines += [_line(key, value) for key, value in values.items()]
+    for target in targets:
+        lines += ["", "[[notify]]", *(_line(key, value) for key, value in target.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _line(key: str, value: object) -> str:
+    if value is None:
+        return f"# {key}: not set"
+    if value == NOT_SHOWN:
+        return f"# {key}: {NOT_SHOWN}"
+    return f"{_toml_key(key)} = {_toml(value)}"
+
+
+def _toml_key(key: str) -> str:
+    return key if key.replace("_", "").isalnum() and key.isascii() else json.dumps(key)
+
+
+def _toml(value: object) -> str:
+    # A JSON number or string is a TOML one, but for DEL, which JSON leaves as it is.
+    return json.dumps(value).replace("\x7f", "\\u007f")

@@ -16,8 +16,7 @@ import numpy as np
 from frd.errors import DumpError
 from frd.flight.batches import batch_ends
 from frd.flight.decode import MAX_BYTES, MAX_ENTRIES, PICKLE, check_count, lenient, parse, unpack
-from frd.flight.entry import SHAPES, Entry
-from frd.flight.names import END_OF_BATCH, parse_profiling_name
+from frd.flight.entry import END_OF_BATCH, SHAPES, Entry, parse_profiling_name
 from frd.flight.pickles.layout import KINDS, Kind
 from frd.flight.pickles.lockstep import InStep, Repeated, read
 from frd.flight.plain_entries import Budget

@@ -37,7 +37,7 @@ from typing import Final
 import numpy as np
 
 from frd.flight.batches import closing_rows
-from frd.flight.names import Name, coalesced, ends_series
+from frd.flight.entry import Name, coalesced, ends_series
 from frd.flight.trace import COMPLETED, SCHEDULED, STARTED, RankTrace
 from frd.model import UNKNOWN_SEQ, Bools, Int32s, Int64s, Signature
 

@@ -19,8 +19,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from frd.flight.entry import SHAPES, Dump, Entry, Frame, Hole, Status
-from frd.flight.names import Name, parse_profiling_name
+from frd.flight.entry import SHAPES, Dump, Entry, Frame, Hole, Name, Status, parse_profiling_name
 from frd.model import (
     Activity,
     AlignedNs,

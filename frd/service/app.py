@@ -29,9 +29,15 @@ from frd import __version__
 from frd.address import is_loopback, split_address
 from frd.cluster import missing
 from frd.config import Config
-from frd.config.own_address import own_address, own_url, public_url, reachable
-from frd.config.room import with_room
-from frd.config.settings import LIVE_KEYS, changed_keys
+from frd.config.settings import (
+    LIVE_KEYS,
+    changed_keys,
+    own_address,
+    own_url,
+    public_url,
+    reachable,
+    with_room,
+)
 from frd.errors import ConfigError, StoreError
 from frd.model import FindingEvent
 from frd.service.access.admission import Admission, Handshakes

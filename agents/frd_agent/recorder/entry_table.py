@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frd.flight import progress as columnar
-from frd.flight.entry import Dump, Entry
-from frd.flight.names import Name
+from frd.flight.entry import Dump, Entry, Name
 from frd.flight.progress import NO_CALL, Calls, Marks, NameFacts
 from frd.flight.trace import COMPLETED, Dictionaries, RankTrace, columns_of
 from frd.model import MAX_SEQ, UNKNOWN_SEQ, Flags, Int32s, Int64s

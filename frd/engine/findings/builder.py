@@ -14,7 +14,7 @@ from dataclasses import astuple, dataclass, field, replace
 from enum import Enum
 from typing import Final, TypeAlias
 
-from frd.engine.clocks.uncertain_time import FOREVER, UncertainTime, ties
+from frd.engine.clocks.alignment import FOREVER, UncertainTime, ties
 from frd.engine.findings import headlines, text
 from frd.engine.state.snapshot import Snapshot
 from frd.forms import later

@@ -23,7 +23,7 @@ from typing import Final, overload
 
 import numpy as np
 
-from frd.engine.clocks.uncertain_time import UNKNOWN_NS
+from frd.engine.clocks.alignment import UNKNOWN_NS
 from frd.engine.matching.open_collectives import RetiredCollectives
 from frd.engine.state.tables import PairTable, RankTable
 from frd.model import AlignedNs, Bools, Int32s, Int64s

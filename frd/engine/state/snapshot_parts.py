@@ -17,8 +17,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from frd.engine.clocks.clock_lines import ClockLines
-from frd.engine.clocks.uncertain_time import UNKNOWN_NS, RankClocks, assumed_ns
+from frd.engine.clocks.alignment import UNKNOWN_NS, ClockLines, RankClocks, assumed_ns
 from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.lazy import LazySequence
 from frd.engine.state.snapshot import (

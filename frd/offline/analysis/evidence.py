@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from frd.engine.clocks.uncertain_time import UncertainTime
+from frd.engine.clocks.alignment import UncertainTime
 from frd.engine.findings import builder, headlines, text
 from frd.engine.findings.attachments import Attachments, Evidence
 from frd.engine.hangs.attribution import lowered

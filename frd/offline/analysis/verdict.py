@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from frd.engine.clocks.uncertain_time import RankClocks
+from frd.engine.clocks.alignment import RankClocks
 from frd.engine.findings import text
 from frd.engine.findings.attachments import shows_place
 from frd.engine.hangs.diagnosis import Diagnosis, diagnose
@@ -31,7 +31,7 @@ from frd.engine.state.snapshot import (
     Snapshot,
     StallTable,
 )
-from frd.flight.names import Name
+from frd.flight.entry import Name
 from frd.flight.progress import p2p_in_flight, p2p_runs, posted_before
 from frd.flight.trace import Trace
 from frd.model import (

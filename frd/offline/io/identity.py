@@ -23,8 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from frd.dftracer.kinds import FORKS
-from frd.dftracer.line import Event, Metadata, inline_text
+from frd.dftracer.line import FORKS, Event, Metadata, inline_text
 from frd.model import RankInfo
 from frd.offline.io.part import Facts
 

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frd.dftracer.block import Block
-from frd.dftracer.kinds import Kind
-from frd.dftracer.line import Event, Metadata
+from frd.dftracer.line import Event, Kind, Metadata
 from frd.model import Bools, Int64s
 from frd.offline.io.discovery import Piece, PieceReader
 from frd.offline.io.intervals import IntervalSet

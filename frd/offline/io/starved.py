@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from frd.dftracer.kinds import Kind, may_read_next
+from frd.dftracer.line import Kind, may_read_next
 from frd.engine.findings import text as words
 from frd.forms import clock_text, duration_text, utc_text
 from frd.model import Finding, Reason, Suspect

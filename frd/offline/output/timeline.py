@@ -23,7 +23,7 @@ from typing import Final
 
 import numpy as np
 
-from frd.dftracer.kinds import Kind
+from frd.dftracer.line import Kind
 from frd.flight.progress import NameFacts
 from frd.flight.trace import RankTrace
 from frd.forms import fold_ranks

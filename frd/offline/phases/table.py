@@ -29,22 +29,25 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from frd.dftracer.block import Texts
-from frd.dftracer.kinds import Kind
+from frd.dftracer.line import Kind
 from frd.forms import fold_ranks
 from frd.model import Int64s
 from frd.offline.io.analysis import IoAnalysis, RankIo
 from frd.offline.io.spans import Spans, longest, spans_by_rank
-from frd.offline.phases import spans as phase_spans
+from frd.offline.phases import rank_phases
 from frd.offline.phases.answer import Certainty, PhaseAnswer
 from frd.offline.phases.marks import PhaseMark
-from frd.offline.phases.rank_phases import PhaseGain, PhaseSeries, RankPhases, gains_of
-from frd.offline.phases.spans import (
+from frd.offline.phases.rank_phases import (
     EVENTS,
     LAST_NS,
     TRACES,
+    PhaseGain,
+    PhaseSeries,
     PhaseSpan,
     PhaseThread,
     Process,
+    RankPhases,
+    gains_of,
     longest_of,
 )
 
@@ -229,14 +232,14 @@ class _Rows:
         times = spans.start_ns[at] - offset_ns, spans.end_ns[at] - offset_ns
         self._parts.append(np.stack((np.array(threads, np.int64)[which], names, *times)))
         self._count += len(at)
-        if self._count > 2 * phase_spans.MAX_SPANS:
+        if self._count > 2 * rank_phases.MAX_SPANS:
             self._cut()
 
     def _cut(self) -> Int64s:
         rows = np.concatenate(self._parts, axis=1) if self._parts else np.empty((4, 0), np.int64)
-        if (over := rows.shape[1] - phase_spans.MAX_SPANS) > 0:
+        if (over := rows.shape[1] - rank_phases.MAX_SPANS) > 0:
             self.left_out += over
-            rows = rows[:, longest(rows[3] - rows[2], phase_spans.MAX_SPANS)]
+            rows = rows[:, longest(rows[3] - rows[2], rank_phases.MAX_SPANS)]
         self._parts, self._count = [rows], rows.shape[1]
         return rows
 

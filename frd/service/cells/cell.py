@@ -30,8 +30,8 @@ from frd.service.ingest.collector import Home
 from frd.service.ingest.job_runs import REASON as JOB_NAME
 from frd.service.ingest.shared import Shared
 from frd.service.ingest.streams import Streams
-from frd.service.journal.log import Log
 from frd.service.journal.payloads import limits_of, settings_of
+from frd.service.journal.writer import Log
 from frd.service.state import Counters, ServiceState
 from frd.store.dumps import DumpStore
 

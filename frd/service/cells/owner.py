@@ -29,9 +29,8 @@ from frd.service.cells.cells import WHOLE, Cells
 from frd.service.findings.keepers import Keeper, LocalKeeper
 from frd.service.findings.people import LocalKeys
 from frd.service.ingest.collector import Home, Homes
-from frd.service.journal.log import Log
 from frd.service.journal.payloads import limits_of, settings_of
-from frd.service.journal.writer import JournalWriter
+from frd.service.journal.writer import JournalWriter, Log
 from frd.service.state import CellState, ClusterState
 from frd.store.findings import FindingStore
 

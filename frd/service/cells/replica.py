@@ -43,7 +43,6 @@ from frd.service.findings.people import READ_EVERY_S
 from frd.service.ingest.collector import Home, Homes
 from frd.service.ingest.shared import Shared
 from frd.service.ingest.streams import Streams
-from frd.service.journal.log import Log
 from frd.service.journal.payloads import (
     Handover,
     decode_finding,
@@ -53,7 +52,7 @@ from frd.service.journal.payloads import (
     settings_of,
     usable,
 )
-from frd.service.journal.writer import JournalWriter
+from frd.service.journal.writer import JournalWriter, Log
 from frd.service.periodic import repeat
 from frd.service.state import ClusterState, NodeView
 from frd.store.findings import FindingStore

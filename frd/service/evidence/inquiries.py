@@ -40,8 +40,7 @@ from frd.service.ingest.streams import Streams
 from frd.service.state import DumpResult
 from frd.store.dumps import DumpStore, DumpWriter
 from frd.wire.messages import Part, Request, ResponsePart
-from frd.wire.ras import MAX_RAS_BYTES
-from frd.wire.waits import MAX_REPORT_BYTES
+from frd.wire.waits import MAX_RAS_BYTES, MAX_REPORT_BYTES
 
 MAX_RANK_BYTES: Final = 64 * 1024 * 1024
 """Maximum data of one rank in the answers to one inquiry."""

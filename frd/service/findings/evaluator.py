@@ -26,8 +26,8 @@ from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState, Ki
 from frd.service.findings.keepers import Keeper
 from frd.service.findings.people import Mark, People, Silences
 from frd.service.ingest.shared import Shared
-from frd.service.journal.log import Log
 from frd.service.journal.payloads import Dismissal, encode_pauses, encode_payload
+from frd.service.journal.writer import Log
 from frd.service.periodic import Faults
 from frd.service.state import ServiceState
 from frd.store.records import RecordKind

@@ -24,7 +24,7 @@ from frd.service.ingest.job_runs import JobWarning, Refusal
 from frd.service.ingest.nodes import Nodes
 from frd.service.ingest.session import ROWS, SAMPLES, Session
 from frd.service.ingest.shared import Shared
-from frd.service.journal.log import Log
+from frd.service.journal.writer import Log
 from frd.service.metrics.recent_peak import RecentPeak
 from frd.store.records import RecordKind
 from frd.wire.limits import check_message

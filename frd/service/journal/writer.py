@@ -1,4 +1,6 @@
-"""The journal on the local disk: a thread, so that a slow disk never delays the event loop.
+"""The record of accepted input, as a cell writes it; what it needs for a replay.
+
+The journal on the local disk is a thread, so that a slow disk never delays the event loop.
 
 The event loop collects records and passes them to the thread in batches, at ticks of an engine or
 when a batch is large. The cells of a process share it. If the thread falls behind, messages are
@@ -15,10 +17,9 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from frd.model import AlignedNs
-from frd.service.journal.log import Log
 from frd.store.journal import Journal, JournalLimits
 from frd.store.records import OF_STREAMS, Record, RecordKind, cell_tag
 from frd.wire.messages import AgentEvent, Declare, Hello, ResponsePart
@@ -31,6 +32,32 @@ _Batch: TypeAlias = list[tuple[Record, bool]]
 """Records; the flag is true if the record belongs to its stream's preamble."""
 
 log = logging.getLogger(__name__)
+
+
+class Log(Protocol):
+    """The methods are for the event loop. Without an implementation they do nothing."""
+
+    def record(
+        self, kind: RecordKind, at: AlignedNs, stream: int = 0, payload: bytes = b""
+    ) -> None:
+        """Anything but a message or a tick; see `RecordKind`."""
+        return
+
+    def message(self, stream: int, at: AlignedNs, data: bytes, event: AgentEvent) -> None:
+        """An accepted message."""
+        return
+
+    def tick(self, at: AlignedNs) -> None:
+        """The engine advanced; what waits is written now."""
+        return
+
+    def adopt(self, settings: bytes, limits: JournalLimits, at: AlignedNs) -> None:
+        """The settings and limits of all later records."""
+        return
+
+    def end(self, at: AlignedNs) -> None:
+        """The cell is no longer here: nothing is recorded any more."""
+        return
 
 
 class JournalWriter:

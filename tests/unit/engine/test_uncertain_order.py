@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from frd.engine.clocks.uncertain_time import UNKNOWN_NS, RankClocks, UncertainTime, ties
+from frd.engine.clocks.alignment import UNKNOWN_NS, RankClocks, UncertainTime, ties
 from frd.engine.findings.headlines import worded
 from frd.engine.hangs.detector import claim_of
 from frd.engine.hangs.diagnosis import diagnose

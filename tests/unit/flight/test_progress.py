@@ -9,8 +9,7 @@ from typing import Final
 import numpy as np
 import pytest
 
-from frd.flight.entry import Dump, Entry, State
-from frd.flight.names import Name
+from frd.flight.entry import Dump, Entry, Name, State
 from frd.flight.progress import NEVER
 from frd.flight.trace import COMPLETED, RankTrace, Trace
 from frd.model import AttemptKey

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from frd.dftracer.kinds import Kind, may_read_next
+from frd.dftracer.line import Kind, may_read_next
 from frd.forms import duration_text
 from frd.model import Certainty, NodeNs, NodeRawNs, WaitKind
 from frd.wire.waits import WaitReport

@@ -27,8 +27,7 @@ from frd.offline.output.export import (
     write_parquet,
     write_sqlite,
 )
-from frd.offline.output.memory.alignment import Clocks, clocks_of, ranks_of, shift_ns
-from frd.offline.output.memory.samples import samples_table
+from frd.offline.output.memory.samples import Clocks, clocks_of, ranks_of, samples_table, shift_ns
 from frd.offline.output.tables import FINDING, Batch, Columns, Table, of_objects
 
 Progress = Callable[[int, int], None]

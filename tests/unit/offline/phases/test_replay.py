@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frd.offline.phases import spans, table
+from frd.offline.phases import rank_phases, table
 from frd.offline.phases.marks import PhaseMark
 from frd.offline.phases.table import build_phases, replayed
 from tests.world.phases import T0, mark
@@ -215,7 +215,7 @@ def test_a_mark_without_a_name_or_time_is_counted() -> None:
 
 def test_so_many_spans_are_kept_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The longest ones, and the rest is counted."""
-    monkeypatch.setattr(spans, "MAX_SPANS", 2)
+    monkeypatch.setattr(rank_phases, "MAX_SPANS", 2)
     marks = [
         one
         for at, length in ((10, 5), (20, 1), (30, 4))

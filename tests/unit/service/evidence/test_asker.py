@@ -20,8 +20,7 @@ from frd.service.evidence.asker import AT_ONCE, RAS_REPORT, WAIT_REPORT, Asker
 from frd.service.evidence.inquiries import Dumper, Piece
 from frd.store.dumps import DumpStore
 from frd.wire.messages import Part
-from frd.wire.ras import encode_ras
-from frd.wire.waits import WaitReport, encode_report
+from frd.wire.waits import WaitReport, encode_ras, encode_report
 from frd_agent.nccl_ras.answer import read_answer
 from frd_agent.nccl_ras.client import TIMEOUT_S as QUESTION_S
 from frd_agent.uplink.answers import _MARGIN
