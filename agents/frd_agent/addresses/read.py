@@ -27,7 +27,7 @@ from frd_agent.addresses import log_tail
 from frd_agent.inspection.reading.memory import Helper, NotInTime
 from frd_agent.proc import content, link, namespace_of, path_of, status_line
 from frd_agent.ranks.rank_process import RankProcess
-from frd_agent.ranks.stacks.outside import output_of
+from frd_agent.ranks.stacks.reader import output_of
 from frd_agent.ranks.tap_files import TapIdentity
 from frd_agent.untrusted_files import opened, read_up_to
 

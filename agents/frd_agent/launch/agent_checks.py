@@ -24,7 +24,7 @@ from frd_agent.memory.host import cgroup
 from frd_agent.proc import Vital, capabilities, content, namespace_of, read_all, status_line
 from frd_agent.ranks.process import HIDDEN
 from frd_agent.ranks.rank_process import RankProcess
-from frd_agent.ranks.stacks.outside import NoStack, advice, from_py_spy
+from frd_agent.ranks.stacks.reader import NoStack, advice, from_py_spy
 from frd_agent.ranks.tap_files import SocketDir, TapFile
 from frd_agent.ranks.token_files import unreadable
 from frd_agent.uplink.route import Target, ending

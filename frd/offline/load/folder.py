@@ -34,8 +34,7 @@ from frd.offline.analysis.durations import last_dump_ns
 from frd.offline.load.discovery import MAX_FILES, Found, discover, walk, written_ns
 from frd.offline.load.frd_dump import SUMMARY, DumpFolder, made_by_frd, rank_metadata
 from frd.offline.load.numbering import numbered
-from frd.readers.archives import is_archive, unpacked
-from frd.readers.pool import Reading, read_all
+from frd.readers.pool import Reading, is_archive, read_all, unpacked
 
 Progress = Callable[[int, int], None]
 """Called with the number of files that are done, and of all."""

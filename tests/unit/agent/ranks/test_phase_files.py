@@ -17,8 +17,8 @@ from frd.wire.messages import MAX_MESSAGE_BYTES, AgentEvent, Hello, Statuses, Wa
 from frd_agent.counters import Counters
 from frd_agent.memory.samples import Samples
 from frd_agent.node_time import raw_now
-from frd_agent.ranks.phase_files import PhaseReader
 from frd_agent.ranks.roster import Roster
+from frd_agent.ranks.tap_files import PhaseReader
 from frd_agent.uplink.dispatch import Dispatch
 from tests.unit.agent.ranks.test_roster import GONE, publish
 from tests.world.run_dir import TOKEN, shared
