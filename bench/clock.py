@@ -35,8 +35,7 @@ from bench.report import show
 from frd.engine.clocks.alignment import Alignment
 from frd.engine.clocks.estimator import Exchange
 from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs, WatermarkColumns
-from frd.service.clocks.agent_clocks import AgentClocks
-from frd.service.clocks.alignments import guess
+from frd.service.clocks.agent_clocks import AgentClocks, guess
 from frd.service.clocks.pings import PAIR, pause_s
 from frd.service.clocks.real_time import RealTime
 from frd.wire.clock import Readings

@@ -38,8 +38,7 @@ from bench.ingest import NODES, RANKS, ROWS, Node, started
 from bench.report import show
 from frd.model import EntryColumns
 from frd.rpc import CHANNEL_OPTIONS, StreamCall, job_metadata, open_stream
-from frd.wire.decode import decode_service
-from frd.wire.encode import encode_agent
+from frd.wire.codec import decode_service, encode_agent
 from frd.wire.messages import Ack, Goodbye
 from tests.world.daemons import end, first_line, metric, serve_command, start, until
 from tests.world.fleet import Fleet, fleet

@@ -51,7 +51,7 @@ from frd.model import (
 )
 from frd.service.ingest.session import Session
 from frd.service.ingest.shared import Shared
-from frd.wire.encode import encode_agent
+from frd.wire.codec import encode_agent
 from frd.wire.limits import LIMITS, MAX_MEMBERS, check_message
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,

@@ -55,9 +55,9 @@ from frd_agent.node_time import NodeTime, raw_now
 from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rank_progress import RankProgress
-from frd_agent.uplink import endpoint
+from frd_agent.uplink import route
 from frd_agent.uplink.dictionary import Dictionary
-from frd_agent.uplink.endpoint import Endpoint
+from frd_agent.uplink.route import Endpoint
 from frd_agent.uplink.uplinks import Uplinks
 from tests.world.daemons import get, metric
 
@@ -250,10 +250,10 @@ def _next_tick(schedule: PollSchedule, booted_s: float, tick: int) -> int:
 
 async def agents(address: str, numbers: range, count: int) -> None:
     """Answers each line of the standard input: `start NS`, or what was sent until then."""
-    calls = {name: getattr(endpoint, name) for name in ("open_stream", "open_clock")}
+    calls = {name: getattr(route, name) for name in ("open_stream", "open_clock")}
     for name, call in calls.items():
         counted = lambda *args, make=call, **options: _Counted(make(*args, **options))  # noqa: E731
-        setattr(endpoint, name, counted)
+        setattr(route, name, counted)
     fleet: list[Agent] = []
     for number in numbers:
         fleet.append(Agent(address, number, count))

@@ -58,7 +58,7 @@ from frd.rpc import (
     open_stream,
 )
 from frd.service.ingest.buffers import EntryBuffer, Outcome
-from frd.wire.encode import encode_agent
+from frd.wire.codec import encode_agent
 from frd.wire.messages import (
     PROTOCOL,
     AttemptDecl,

@@ -18,9 +18,8 @@ sys.path.append(str(Path(__file__).parents[1]))  # `bench` and `tests` are not i
 
 from bench.report import show
 from frd_agent.counters import Counters
-from frd_agent.inspection.inspector import EVERY_S
+from frd_agent.inspection.inspector import EVERY_S, Processes, RankSampler
 from frd_agent.inspection.reading.memory import Helper
-from frd_agent.inspection.sampler import Processes, RankSampler
 from frd_agent.inspection.traces.followed import Traces
 from frd_agent.node_time import NodeTime, raw_now
 from tests.world.run_dir import process_of

@@ -36,7 +36,7 @@ from frd.model import (
     SeriesInfo,
     SeriesKind,
 )
-from frd.wire.encode import encode_agent
+from frd.wire.codec import encode_agent
 from frd.wire.messages import PROTOCOL, AttemptDecl, Declare, Hello, RankDecl, SeriesDecl, Statuses
 from tests.world.daemons import metric
 

@@ -47,7 +47,7 @@ from frd.model import (
     RankStatus,
     WatermarkColumns,
 )
-from frd.wire.encode import encode_agent
+from frd.wire.codec import encode_agent
 from frd.wire.messages import (
     PROTOCOL,
     AttemptDecl,

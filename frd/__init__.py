@@ -48,7 +48,7 @@ def load(
         DumpError: the folder does not exist, or has no readable dump.
     """
     from frd.offline.analysis.analyze import analyze  # noqa: PLC0415  numpy only if needed
-    from frd.offline.load.job_choice import load_dumps  # noqa: PLC0415
+    from frd.offline.load.folder import load_dumps  # noqa: PLC0415
 
     *earlier, last = load_dumps(
         [path], prefix=prefix, ranks=ranks, progress=progress, transform_ft=transform_ft

@@ -20,8 +20,7 @@ from frd.flight.stacks.places import activity_of
 from frd.flight.stacks.text import processes
 from frd.flight.stacks.waits import Call
 from frd_agent.ranks.stacks.children import child_stacks
-from frd_agent.ranks.stacks.outside import from_py_spy
-from frd_agent.ranks.stacks.reader import StackReader
+from frd_agent.ranks.stacks.reader import StackReader, from_py_spy
 from frd_agent.recorder.worker_server import Handlers
 from tests.world.daemons import until
 from tests.world.run_dir import process_of

@@ -21,7 +21,7 @@ from frd.config_loader import Settings, unknown
 from frd.credentials import read_credential
 from frd.errors import ConfigError
 from frd_agent import tap
-from frd_agent.uplink.endpoint import Endpoint
+from frd_agent.uplink.route import Endpoint
 
 _PREFIX = "FRD_AGENT_"
 LIVE_KEYS = (

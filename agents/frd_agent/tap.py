@@ -139,7 +139,7 @@ from typing import Any
 
 SCHEMA = 1
 
-# -- the counters file; all little-endian. `frd_agent.ranks.tap_counters` reads this --
+# -- the counters file; all little-endian. `frd_agent.ranks.tap_files` reads this --
 
 MAGIC = b"FRDTAP02"
 PREFIX = struct.Struct("<8sQ")

@@ -3,7 +3,8 @@
 A heartbeat lists the replica's cells, so that a replica reads only one key for each other replica
 after each heartbeat that it sends. The decisions are `frd.cluster.ownership`'s. A replica that
 cannot reach the registry keeps its cells: it learns that others own them from those
-(`frd.service.http.peers.cut_off`), when it reaches the registry again, or when a value is refused.
+(`frd.service.http.peers.questions`), when it reaches the registry again, or when a value is
+refused.
 Heartbeats stop when the service's event loop no longer runs, because such an owner detects nothing.
 
 A replica is *sure* of its cells for `SURE_S` after it has sent a heartbeat that was then confirmed:

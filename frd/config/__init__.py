@@ -18,10 +18,20 @@ from typing import Any
 
 from frd import config_loader
 from frd.config.checks import checked
-from frd.config.own_address import own_url, public_url
-from frd.config.sections import ClusterOptions, NotifyEvent, NotifyTarget, TlsFiles
-from frd.config.settings import ENV_DELIMITER, ENV_PREFIX, Config, keys
-from frd.config.written import as_dict, as_toml
+from frd.config.settings import (
+    ENV_DELIMITER,
+    ENV_PREFIX,
+    ClusterOptions,
+    Config,
+    NotifyEvent,
+    NotifyTarget,
+    TlsFiles,
+    as_dict,
+    as_toml,
+    keys,
+    own_url,
+    public_url,
+)
 from frd.config_loader import unknown
 from frd.errors import ConfigError
 

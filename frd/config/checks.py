@@ -8,8 +8,7 @@ from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 from frd.address import is_loopback, split_address, without_scheme
-from frd.config.sections import ClusterOptions, NotifyTarget, TlsFiles
-from frd.config.settings import Config
+from frd.config.settings import ClusterOptions, Config, NotifyTarget, TlsFiles
 from frd.config_loader import NOT_SHOWN
 from frd.errors import ConfigError
 

@@ -18,17 +18,20 @@ import msgspec
 import numpy as np
 
 from frd.dftracer.block import Block, Calls
-from frd.dftracer.kinds import FORKS, ITEMS, Kind, kind_of
 from frd.dftracer.line import (
+    FORKS,
+    ITEMS,
     LATEST,
     MAX_INT,
     MOST_BYTES,
     TRACER,
     Event,
+    Kind,
     Metadata,
     Phase,
     Record,
     file_key,
+    kind_of,
     parse_line,
     records_of,
 )

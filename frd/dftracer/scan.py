@@ -17,10 +17,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from frd.dftracer.block import Calls
-from frd.dftracer.key_table import KeyTable, UInt64s
-from frd.dftracer.kinds import FORKS, ITEMS, Kind, kind_of
-from frd.dftracer.line import MOST_BYTES, TRACER
+from frd.dftracer.block import Calls, KeyTable, UInt64s
+from frd.dftracer.line import FORKS, ITEMS, MOST_BYTES, TRACER, Kind, kind_of
 from frd.model import Bools, Int64s
 
 MIN_LINES: Final = 64

@@ -20,9 +20,8 @@ from typing import Final
 import numpy as np
 
 from frd.engine.history import status_view
-from frd.engine.history.attempt_history import AttemptHistory
-from frd.engine.history.recent_entries import RecentEntries
-from frd.engine.matching.clock_hints import ClockHint
+from frd.engine.history.recent_ops import AttemptHistory, RecentEntries
+from frd.engine.matching.arrivals import ClockHint
 from frd.engine.matching.collectives import Collectives
 from frd.engine.matching.usual_waits import GroupKind, LongWait
 from frd.engine.memory.attempt_memory import Memory
@@ -41,7 +40,7 @@ from frd.engine.state.lazy import once
 from frd.engine.state.phases import PhasesAt
 from frd.engine.state.session_clocks import SessionClocks
 from frd.engine.state.snapshot import Snapshot, StallTable
-from frd.engine.state.state_at import StateAt
+from frd.engine.state.snapshot_parts import StateAt
 from frd.engine.state.tables import EXITED
 from frd.engine.state.watermarks import WatermarkRows
 from frd.engine.tick import Tick

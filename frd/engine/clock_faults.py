@@ -19,8 +19,8 @@ from typing import Final
 import numpy as np
 
 from frd.engine.findings import builder, text
-from frd.engine.findings.claim import Claim, Known, Lifetime, Look
-from frd.engine.matching.clock_hints import ClockHint
+from frd.engine.findings.builder import Claim, Known, Lifetime, Look
+from frd.engine.matching.arrivals import ClockHint
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.engine.tick import Tick

@@ -16,7 +16,7 @@ from frd.engine.evidence.answers import Answer, Answers, evidence_of
 from frd.engine.evidence.questions import Question, Questions, confirmed_after, in_vain
 from frd.engine.findings import builder, text
 from frd.engine.findings.attachments import Evidence
-from frd.engine.findings.claim import EXPLAINING, NEVER, Claim, Known, Lifetime, Look
+from frd.engine.findings.builder import EXPLAINING, NEVER, Claim, Known, Lifetime, Look
 from frd.engine.findings.tracker import Tracker
 from frd.engine.hangs.detector import HangDetector, look_at
 from frd.engine.losses.exits import exits

@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from frd.engine.findings import builder, text
-from frd.engine.findings.claim import Claim, ClaimStatus, Known, Lifetime, Look
+from frd.engine.findings.builder import Claim, ClaimStatus, Known, Lifetime, Look
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.engine.state.unrecorded_waits import not_refuted

@@ -22,8 +22,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from frd.flight.entry import Entry
-from frd.flight.names import END_OF_BATCH, parse_profiling_name
+from frd.flight.entry import END_OF_BATCH, Entry, parse_profiling_name
 from frd.model import Bools, Int64s
 
 _SUFFIX = ":" + END_OF_BATCH

@@ -15,7 +15,12 @@ import numpy as np
 
 from frd.errors import DumpError
 from frd.flight.batches import batch_ends
-from frd.flight.columns import (
+from frd.flight.decode import MAX_BYTES, MAX_ENTRIES, PICKLE, check_count, lenient, parse, unpack
+from frd.flight.entry import END_OF_BATCH, SHAPES, Entry, parse_profiling_name
+from frd.flight.pickles.layout import KINDS, Kind
+from frd.flight.pickles.lockstep import InStep, Repeated, read
+from frd.flight.plain_entries import Budget
+from frd.flight.trace import (
     NARROW,
     STATE_OF,
     TINY,
@@ -26,13 +31,6 @@ from frd.flight.columns import (
     group_index,
     known_groups,
 )
-from frd.flight.decode import MAX_BYTES, MAX_ENTRIES, PICKLE, check_count, lenient, parse, unpack
-from frd.flight.entry import SHAPES, Entry
-from frd.flight.names import END_OF_BATCH, parse_profiling_name
-from frd.flight.pickles.layout import KINDS, Kind
-from frd.flight.pickles.lockstep import InStep, read
-from frd.flight.pickles.walk import Repeated
-from frd.flight.plain_entries import Budget
 from frd.model import MAX_SEQ, YEAR_2200_NS, Bools, Int32s, Int64s
 
 _LIMITED = [at for at, name in enumerate(WIDE) if name not in ("pg_id", "timeout_ms")]

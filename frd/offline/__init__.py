@@ -2,6 +2,6 @@
 
 `load` reads folders, `analysis` matches and judges, `memory` does both for files of telemetry, `io`
 for traces of I/O, and `output` writes tables, files and timelines. Entry points:
-`load.job_choice.load_dumps`, `analysis.analyze.analyze`, `memory.analyze.load_memory`,
+`load.folder.load_dumps`, `analysis.analyze.analyze`, `memory.analyze.load_memory`,
 `io.analysis.load_traces`.
 """

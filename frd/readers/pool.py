@@ -1,9 +1,13 @@
-"""Reads many dump files in parallel: one process per core, or none if the files are few and small.
+"""Dump files: one, or many in parallel: one process per core, or none if they are few and small.
 
 The processes are our own (`frd.readers.process`), started as plain programs: a fork copies locks of
 threads that the caller may have, and multiprocessing's spawn runs the caller's main module again,
 which a notebook or a script without a guard does not survive. Each has a thread here that requests
 one file at a time, and one that dies costs one file. Their memory and time are limited; see there.
+
+An archive of dumps is unpacked into a folder, in a reader process. Only regular files are written,
+with their times. Names that lead out of the folder are refused, and the disk space that all files
+need is bounded, which bounds their number, too.
 """
 
 from __future__ import annotations
@@ -12,18 +16,28 @@ import fcntl
 import os
 import pickle
 import select
+import shutil
+import stat
 import subprocess
 import sys
+import tarfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, Final
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any, Final, TypeAlias
 
-from frd.errors import FrdError
-from frd.readers.file_reading import Reader, Reading, read_columns
+from frd.errors import DumpError, FrdError
+from frd.flight.bulk import parse_columns
+from frd.flight.decode import MAX_ANSWERED, MAX_BYTES, MAX_ENTRIES, parse, too_large
+from frd.flight.entry import Dump, Entry
+from frd.flight.trace import Dictionaries, FileColumns
 from frd.readers.process import MAX_CPU_S, MAX_MEMORY_BYTES
 
 MAX_READERS = 16
@@ -35,6 +49,16 @@ _PIPE_BYTES = 1 << 20
 _MAX_DEATHS = 64
 _MAX_S: Final = 600
 """For one file: a file system may not answer, or other programs use all cores."""
+_TOGETHER: Final = 1_000
+"""Entries. They take 2 ms to load."""
+_ENDINGS: Final = (".tar", ".tar.gz", ".tgz", ".zip")
+_MAX_UNPACKED_BYTES: Final = 16 * MAX_BYTES
+_MAX_PARTS: Final = 32
+"""Of a name: deeper folders cannot be removed again."""
+_BLOCK_BYTES: Final = 4096
+"""Disk space that a file takes at least."""
+_Member: TypeAlias = tuple[str, int, float, Callable[[], Any]]
+"""A regular file: name, bytes, Unix time, content."""
 
 
 class ReaderDied(FrdError):
@@ -176,3 +200,176 @@ class ReaderProcess:
         self._output.close()
         with suppress(subprocess.TimeoutExpired):  # its disk does not answer
             self._popen.wait(timeout=1)
+
+
+def load_dump(
+    path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES, most: int = MAX_ENTRIES
+) -> Dump:
+    """The dump in one file, its path as the source.
+
+    Raises:
+        DumpError: as `parse`, and when the file cannot be read or is no regular file (opening a
+            pipe that torch listens on would wait for ever, or order a dump).
+    """
+    path = Path(path)
+    data = _bytes(path, max_bytes)
+    return parse(data, source=str(path), max_bytes=max_bytes, most=most)
+
+
+def _bytes(path: Path, max_bytes: int) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise DumpError(f"{path}: no regular file: name a dump file")
+            if status.st_size > max_bytes:
+                raise too_large(str(path), max_bytes)
+            return file.read(status.st_size)
+    except (OSError, ValueError) as error:
+        raise DumpError(f"{path}: cannot be read ({error})") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The columns of one file, or the error."""
+
+    rank: int
+    columns: FileColumns | None
+    """None when the file cannot be read."""
+    error: str = ""
+    gained: Sequence[list[Any]] = ()
+    """New values of the reader's dictionaries since its last file, by table."""
+    reader: int = 0
+    """Whose dictionaries the columns index."""
+
+
+class Reader:
+    """Reads files one after another, with its own dictionaries."""
+
+    def __init__(self) -> None:
+        self._into = Dictionaries()
+        self._sent = [0] * len(self._into.tables)
+
+    def read(self, rank: int, path: Path) -> Reading:
+        """Never raises: an error in one file must not stop the reading of the others."""
+        columns, error = None, ""
+        try:
+            columns = parse_columns(_bytes(path, MAX_BYTES), self._into, source=str(path))
+        except Exception as problem:
+            error = _why(path, problem)
+        tables = [table.items for table in self._into.tables]
+        gained = [items[sent:] for items, sent in zip(tables, self._sent, strict=True)]
+        self._sent = [len(items) for items in tables]
+        return Reading(rank, columns, error, gained)
+
+
+_reader: Final = Reader()
+
+
+def read_columns(rank: int, path: Path) -> Reading:
+    """By the one reader of a reader process."""
+    return _reader.read(rank, path)
+
+
+def read_dump(path: Path, max_bytes: int) -> Iterator[Dump | tuple[Entry, ...] | str]:
+    """The dump without its entries, then these, some at a time: a pickle of all would need as much
+    memory again, and nothing else would run while it is loaded. Or the error as text."""
+    try:
+        dump = load_dump(path, max_bytes=max_bytes, most=MAX_ANSWERED)
+    except Exception as problem:
+        yield _why(path, problem)
+        return
+    yield replace(dump, entries=())
+    for at in range(0, len(dump.entries), _TOGETHER):
+        yield dump.entries[at : at + _TOGETHER]
+
+
+def _why(path: Path, problem: Exception) -> str:
+    match problem:
+        case DumpError():
+            return str(problem)
+        case MemoryError():
+            return f"{path}: needs more memory than any valid dump: left out"
+    return f"{path}: cannot be read ({type(problem).__name__}: {problem}): left out"
+
+
+def is_archive(path: Path) -> bool:
+    """By its name; a folder is not one."""
+    return path.name.lower().endswith(_ENDINGS) and path.is_file()
+
+
+@contextmanager
+def unpacked(archive: Path) -> Iterator[Path]:
+    """A temporary folder with its files, written by a process whose memory and time are limited.
+
+    Raises:
+        DumpError: it is damaged, hostile or too large, or there is no room.
+    """
+    try:
+        scratch = TemporaryDirectory(prefix="frd-")
+    except OSError as why:
+        raise DumpError(f"{archive}: {why}: set TMPDIR, or unpack it and name the folder") from why
+    with scratch:
+        into = Path(scratch.name, archive.name)
+        into.mkdir()
+        process = ReaderProcess()
+        try:
+            process.ask(write_members, archive, into)
+            error = process.answer()
+        except ReaderDied as died:
+            error = str(died)
+        finally:
+            process.stop()
+        if error:
+            raise DumpError(f"{archive}: {error}")
+        try:
+            yield into
+        except DumpError as why:
+            raise DumpError(str(why).replace(str(into), str(archive))) from why
+
+
+def write_members(archive: Path, into: Path) -> str:
+    """The error, empty if there is none. Never raises."""
+    members = _of_zip if archive.name.lower().endswith(".zip") else _of_tar
+    left, parent = _MAX_UNPACKED_BYTES, os.getppid()
+    try:
+        for name, size, at, content in members(archive):
+            if os.getppid() != parent:
+                raise ChildProcessError("the process that needs the files has ended")
+            left -= max(size, _BLOCK_BYTES)
+            if left < 0:
+                raise ValueError(f"{name[:128]!r}: over {_MAX_UNPACKED_BYTES} bytes so far")
+            inside = PurePosixPath(name)
+            if inside.is_absolute() or ".." in inside.parts:
+                raise ValueError(f"{name[:128]!r}: leads out of the archive")
+            if len(inside.parts) > _MAX_PARTS:
+                raise ValueError(f"{name[:128]!r}: more than {_MAX_PARTS} folders deep")
+            path = into / inside
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with content() as source, path.open("wb") as file:
+                shutil.copyfileobj(source, file)
+            os.utime(path, (at, at))
+    except Exception as error:
+        return f"cannot be unpacked ({error}): name a folder of dumps"
+    return ""
+
+
+def _of_tar(path: Path) -> Iterator[_Member]:
+    with tarfile.open(path) as archive:
+        for one in archive:
+            if one.isreg():
+                yield one.name, one.size, one.mtime, partial(archive.extractfile, one)
+        file: Any = archive.fileobj
+        file.seek(archive.offset)
+        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise tarfile.ReadError("damaged header")  # `tarfile` takes it for the end
+
+
+def _of_zip(path: Path) -> Iterator[_Member]:
+    with zipfile.ZipFile(path) as archive:
+        for one in archive.infolist():
+            kind = stat.S_IFMT(one.external_attr >> 16)
+            if not one.is_dir() and kind in (0, stat.S_IFREG):
+                at = time.mktime((*one.date_time, 0, 0, -1))
+                yield one.filename, one.file_size, at, partial(archive.open, one)

@@ -29,20 +29,24 @@ from frd import __version__
 from frd.address import is_loopback, split_address
 from frd.cluster import missing
 from frd.config import Config
-from frd.config.own_address import own_address, own_url, public_url, reachable
-from frd.config.room import with_room
-from frd.config.settings import LIVE_KEYS, changed_keys
+from frd.config.settings import (
+    LIVE_KEYS,
+    changed_keys,
+    own_address,
+    own_url,
+    public_url,
+    reachable,
+    with_room,
+)
 from frd.errors import ConfigError, StoreError
 from frd.model import FindingEvent
 from frd.service.access.admission import Admission, Handshakes
 from frd.service.access.certificates import Certificates
 from frd.service.access.grants import Tokens
-from frd.service.cells.alone import hold_alone
 from frd.service.cells.cell import Cell, Common
 from frd.service.cells.cells import Cells, add
-from frd.service.cells.homes import LateHomes
-from frd.service.cells.owner import Holding
-from frd.service.cells.replica import hold_replica
+from frd.service.cells.owner import Holding, hold_alone
+from frd.service.cells.replica import LateHomes, hold_replica
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import Pings
 from frd.service.clocks.real_time import RealTime
@@ -52,11 +56,10 @@ from frd.service.http.routes import WebOptions, create_app
 from frd.service.http.web.session import HttpGuard
 from frd.service.ingest.collector import ACK_EVERY_S, Ingest
 from frd.service.metrics.recent_peak import RecentPeak
-from frd.service.pace import EVERY_S as PACE_EVERY_S
-from frd.service.pace import Paces
 from frd.service.periodic import repeat
 from frd.service.servers import GrpcServer, HttpServer
-from frd.service.state import Counters, ServiceState
+from frd.service.state import EVERY_S as PACE_EVERY_S
+from frd.service.state import Counters, Paces, ServiceState
 from frd.service.timelines.timelines import LOOK_EVERY_S as TIMELINES_EVERY_S
 from frd.service.timelines.timelines import Timelines
 from frd.service.view import ServiceView

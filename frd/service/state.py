@@ -6,12 +6,12 @@ scrape never sees half an update, and a slow reader never delays ingest.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -20,12 +20,19 @@ from frd.engine.views import STATES, AttemptView, StatusView
 from frd.model import AlignedNs, AttemptKey, Bools, Finding, FindingState, Kind, RankState
 from frd.service.clocks.view import ClockView
 from frd.service.ingest.job_runs import JobWarning, Refusal
-from frd.service.pace import Pace
 
 UNWATCHED: Final = "unwatched"
 RANK_STATES: Final = (*(state.value for state in RankState), UNWATCHED)
 """The states that metrics and the API show."""
 _OVER: Final = (RankState.EXITED, RankState.FINISHED)
+EVERY_S: Final = 5.0
+_KEPT: Final = 60
+"""Five minutes."""
+
+
+Pace: TypeAlias = tuple[float | None, ...]
+"""Completed collectives a second of one attempt: one value for each `EVERY_S`, the newest last;
+None where the attempt was not seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,3 +233,29 @@ class DumpResult:
     answered: tuple[int, ...]
     failed: Mapping[int, str]
     """Ranks without a dump, with the reason."""
+
+
+class Paces:
+    """The pace of each attempt; call `sample` every `EVERY_S`."""
+
+    def __init__(self) -> None:
+        self._last: dict[AttemptKey, tuple[int, AlignedNs]] = {}
+        """The total of matched collectives, and when it was read."""
+        self._recent: dict[AttemptKey, deque[float | None]] = {}
+        self.known: Mapping[AttemptKey, Pace] = {}
+        """What is published; replaced by `sample`."""
+
+    def sample(self, attempts: Sequence[AttemptView], at: AlignedNs) -> None:
+        """`attempts` are as of `at`; one that is absent is forgotten."""
+        last, self._last = self._last, {}
+        for view in attempts:
+            before = last.get(view.key)
+            self._last[view.key] = view.matched, at
+            recent = self._recent.setdefault(view.key, deque(maxlen=_KEPT))
+            if before is None or at <= before[1]:
+                recent.append(None)
+            else:  # a total that fell is that of a job that has started again
+                done = max(0, view.matched - before[0])
+                recent.append(round(done / ((at - before[1]) / 1e9), 3))
+        self._recent = {key: self._recent[key] for key in self._last}
+        self.known = {key: tuple(recent) for key, recent in self._recent.items()}

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from frd.model import AlignedNs, AttemptKey, Finding, FindingState, Kind
-from frd.service.findings.people import Mark
-from frd.service.findings.silences import Silences
+from frd.service.findings.people import Mark, Silences
 from frd.service.journal.payloads import Dismissal
 from frd.service.state import CellState, DumpResult, ServiceState
 from frd.service.timelines.timelines import Timelines

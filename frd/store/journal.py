@@ -1,33 +1,69 @@
 """The journal: accepted input in SQLite databases, so that the service's findings can be replayed.
 
-A journal is a folder of numbered segments, each a database (see `frd.store.segment`). A segment
-begins with a preamble that repeats what every live stream declared, so that a replay can begin at
-any segment. The payload of a record is opaque here: `frd.service.journal.replay` decodes it.
+A journal is a folder of numbered segments, each a database with one table, whose rows are batches
+of records. A segment begins with a preamble that repeats what every live stream declared, so that a
+replay can begin at any segment. The payload of a record is opaque here:
+`frd.service.journal.replay` decodes it.
 
 A segment is a file, and not rows of one database, because the journal then stays within its bounds
 by deleting files: that costs nothing (SQLite would visit every page), works on a full disk, returns
 the space immediately, and damage is confined to one segment.
+
+Crash safety: each batch is a transaction in WAL mode. A killed process loses only what it had not
+passed to `insert`. After a power loss the batches since the last checkpoint of the write-ahead log
+may be missing; the rest is intact.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from frd.errors import StoreError
 from frd.model import AlignedNs
-from frd.store import segment
-from frd.store.records import Record, RecordKind, batches, encode
-from frd.store.segment import PAGE_BYTES, SUFFIX
+from frd.store.records import (
+    MAX_ROW_BYTES,
+    Record,
+    RecordKind,
+    batches,
+    checksum,
+    decode,
+    encode,
+)
 
 _WAL_BYTES: Final = 4 * 1024 * 1024
 """Size of the write-ahead log when SQLite copies it into the database."""
 _RETRY_NS: Final = 10_000_000_000
 _SEGMENTS_PER_BOUND: Final = 8
+SUFFIX: Final = ".sqlite3"
+PAGE_BYTES: Final = 16384
+_VERSION: Final = 1
+_SCHEMA: Final = """
+CREATE TABLE batches (
+    id         INTEGER PRIMARY KEY,
+    preamble   INTEGER NOT NULL,
+    first_ns   INTEGER NOT NULL,
+    last_ns    INTEGER NOT NULL,
+    compressed INTEGER NOT NULL,
+    crc        INTEGER NOT NULL,
+    body       BLOB NOT NULL
+)
+"""
+_INSERT: Final = "INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?, ?)"
+_SELECT: Final = "SELECT * FROM batches WHERE id > ? ORDER BY id LIMIT 1"
+_DAMAGED: Final = (sqlite3.Error, UnicodeDecodeError)
+"""The second where SQLite quotes bytes of a damaged schema in its message."""
+
+Encoded: TypeAlias = tuple[Sequence[Record], bool, bytes]
+"""A batch, and the body of its row; the flag is true if the body is compressed."""
+
+
+# -- writing -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +119,9 @@ class Journal:
     def __post_init__(self) -> None:
         try:
             for path in segments(self.folder) if self.folder.exists() else ():
-                self._number = segment.number_of(path)
+                self._number = number_of(path)
                 last_ns = path.stat().st_mtime_ns
-                self._finished.append(_Finished(path, segment.size(path), last_ns))
+                self._finished.append(_Finished(path, segment_size(path), last_ns))
             self._begin(self.begun_at, is_repeated=False)
         except (OSError, sqlite3.Error, StoreError) as error:
             self._give_up(error, self.begun_at)
@@ -138,8 +174,8 @@ class Journal:
             )
         log_bytes = min(_WAL_BYTES, self.limits.total_bytes // _SEGMENTS_PER_BOUND)
         with contextlib.ExitStack() as undo:  # a part of a preamble would be misread
-            db = segment.create(self._path, log_bytes)
-            undo.callback(segment.delete, self._path)
+            db = create_segment(self._path, log_bytes)
+            undo.callback(delete_segment, self._path)
             undo.callback(db.close)
             self._insert(db, preamble, is_preamble=is_repeated)
             undo.pop_all()
@@ -153,7 +189,7 @@ class Journal:
         encoded = [(batch, *encode(batch)) for batch in batches(records)]
         added = sum(len(body) for *_, body in encoded)
         self._make_room(added)
-        segment.insert(db, encoded, is_preamble=is_preamble)
+        insert(db, encoded, is_preamble=is_preamble)
         self._added += added
 
     def _is_full(self, at: AlignedNs) -> bool:
@@ -168,7 +204,7 @@ class Journal:
 
     def _make_room(self, extra: int) -> None:
         """`extra` bytes go to the write-ahead log first, then to the database."""
-        bound = self.limits.total_bytes - segment.size(self._path) - 2 * extra - 4 * PAGE_BYTES
+        bound = self.limits.total_bytes - segment_size(self._path) - 2 * extra - 4 * PAGE_BYTES
         while self._finished and sum(one.size for one in self._finished) > bound:
             self._delete_oldest()
         if bound < 0:
@@ -183,14 +219,14 @@ class Journal:
             self._delete_oldest()
 
     def _delete_oldest(self) -> None:
-        segment.delete(self._finished.pop(0).path)
+        delete_segment(self._finished.pop(0).path)
         self.evicted += 1
 
     def _finish(self, at: AlignedNs) -> None:
         if self._db is not None:
             self._db.close()
             self._db = None
-            self._finished.append(_Finished(self._path, segment.size(self._path), at))
+            self._finished.append(_Finished(self._path, segment_size(self._path), at))
 
     def _give_up(self, error: Exception, at: AlignedNs) -> None:
         """Drop records for a while; the next segment shows the gap."""
@@ -215,7 +251,7 @@ class Journal:
 def segments(folder: Path) -> list[Path]:
     """The segments of a journal, oldest first."""
     found = (path for path in folder.iterdir() if path.suffix == SUFFIX and path.stem.isdecimal())
-    return sorted(found, key=segment.number_of)
+    return sorted(found, key=number_of)
 
 
 def read(
@@ -242,12 +278,129 @@ def read(
         raise StoreError(f"journal: {path}: no segments (*{SUFFIX}) in it: name its folder")
     next_number = -1
     for before, one in enumerate(paths):
-        number = segment.number_of(one)
+        number = number_of(one)
         if not one.exists():  # deleted meanwhile, to stay within the bounds
             continue
         if -1 < next_number < number:
             warn(f"journal: {one}: records before this segment are missing")
         progress(sum(sizes[:before]), sum(sizes))
-        yield from segment.read(one, warn, skip_preamble=number == next_number)
+        yield from read_segment(one, warn, skip_preamble=number == next_number)
         next_number = number + 1
     progress(sum(sizes), sum(sizes))
+
+
+def create_segment(path: Path, log_bytes: int) -> sqlite3.Connection:
+    """A new segment, whose write-ahead log has `log_bytes` at a checkpoint.
+
+    Raises:
+        OSError: also when the file exists, which is left as it is.
+        sqlite3.Error: the database cannot be written.
+    """
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    with contextlib.ExitStack() as undo:
+        undo.callback(delete_segment, path)
+        # Autocommit: `_transaction` begins and ends every transaction. Another thread may write.
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        undo.callback(db.close)
+        db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute(f"PRAGMA wal_autocheckpoint = {log_bytes // PAGE_BYTES}")
+        db.execute(f"PRAGMA journal_size_limit = {log_bytes}")
+        with _transaction(db):
+            db.execute(_SCHEMA)
+            db.execute(f"PRAGMA user_version = {_VERSION}")
+        undo.pop_all()
+    return db
+
+
+def insert(db: sqlite3.Connection, batches: Sequence[Encoded], *, is_preamble: bool) -> None:
+    """A row for each batch, all or none."""
+    with _transaction(db):
+        (last,) = db.execute("SELECT max(id) FROM batches").fetchone()
+        for number, (batch, compressed, body) in enumerate(batches, (last or 0) + 1):
+            key = (number, int(is_preamble), batch[0].at, batch[-1].at, int(compressed))
+            db.execute(_INSERT, (*key, checksum(key, body), body))
+
+
+@contextlib.contextmanager
+def _transaction(db: sqlite3.Connection) -> Iterator[None]:
+    with db:  # commits, or rolls back
+        db.execute("BEGIN IMMEDIATE")
+        yield
+
+
+# -- files -------------------------------------------------------------------------------------
+
+
+def number_of(path: Path) -> int:
+    return int(path.stem) if path.stem.isdecimal() else 0
+
+
+def segment_size(path: Path) -> int:
+    """Bytes on the disk, with those of the write-ahead log; 0 if the segment was deleted."""
+    total = 0
+    for file in _files(path):
+        with contextlib.suppress(FileNotFoundError):
+            total += file.stat().st_size
+    return total
+
+
+def delete_segment(path: Path) -> None:
+    for file in _files(path):
+        file.unlink(missing_ok=True)
+
+
+def _files(path: Path) -> list[Path]:
+    """The database, and the files of SQLite next to it while it is open, or after a crash."""
+    return [path, *(path.with_name(f"{path.name}-{end}") for end in ("wal", "shm"))]
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def read_segment(
+    path: Path, warn: Callable[[str], None], *, skip_preamble: bool
+) -> Iterator[Record]:
+    """The records, in the order of writing. The service may be writing meanwhile.
+
+    Raises:
+        StoreError: `path` is no segment, or a row in it is damaged.
+    """
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    if not _files(path)[1].exists():  # no log, so no writer: SQLite need not create one
+        uri += "&immutable=1"
+    last = 0
+    try:
+        with contextlib.closing(sqlite3.connect(uri, uri=True, check_same_thread=False)) as db:
+            if not _is_segment(db, path):
+                warn(f"journal: {path}: the segment is empty")
+                return
+            # A row a query: a long read transaction would let the write-ahead log grow.
+            while (row := db.execute(_SELECT, (last,)).fetchone()) is not None:
+                records = decode(row, last + 1, f"journal: {path}: row {last + 1}")
+                if not (row[1] and skip_preamble):
+                    yield from records
+                last += 1
+    except _DAMAGED as error:
+        raise StoreError(
+            f"journal: {path}: {error}: only the {last} rows before it can be replayed"
+        ) from None
+
+
+def _is_segment(db: sqlite3.Connection, path: Path) -> bool:
+    """False if a crash came before the first row. Any other schema is refused: a view, a
+    trigger, a column that is computed."""
+    try:
+        db.execute("PRAGMA trusted_schema = OFF")
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2 * MAX_ROW_BYTES)
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        schema = db.execute("SELECT type, sql FROM sqlite_schema LIMIT 2").fetchall()
+        found = [(kind, str(sql).split()) for kind, sql in schema]
+    except _DAMAGED as error:
+        raise StoreError(f"journal: {path}: {error}: name a journal folder") from None
+    if version > _VERSION:
+        raise StoreError(f"journal: {path}: a newer frd wrote it: replay it with that one")
+    if found != [("table", _SCHEMA.split())] * bool(version):
+        raise StoreError(f"journal: {path}: not a journal segment: name a journal folder")
+    return bool(version)

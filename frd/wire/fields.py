@@ -1,7 +1,7 @@
 """Fields of messages: text, times and enums, in both directions, and parts in JSON.
 
 A message of `frd.v1` has the fields of its frozen value, under the same names. `read` makes the
-value of a message by the types of its fields; `frd.wire.encode` is the inverse.
+value of a message by the types of its fields; `frd.wire.codec` is the inverse.
 
 Odd text is no error: characters that UTF-8 cannot encode are escaped. A name that is too long for
 the wire is cut and gets a digest of the whole name, so that every member of a group sends the same

@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from frd.errors import WireError
 from frd.v1 import stream_pb2 as pb
+from frd.wire.codec import encode_agent
 from frd.wire.columns import count_ranks
-from frd.wire.encode import encode_agent
 from frd.wire.messages import (
     MAX_BUNDLED,
     MAX_MESSAGE_BYTES,

@@ -191,7 +191,7 @@ class Part(IntEnum):
     WAITS = 4
     """`frd.wire.waits.encode_report`."""
     RAS = 5
-    """`frd.wire.ras.encode_ras`."""
+    """`frd.wire.waits.encode_ras`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import pytest
 
 from frd.model import WaitKind, WaitsFor
 from frd.offline.io.analysis import load_traces
-from frd_agent.inspection.traces.open_traces import open_traces
+from frd_agent.inspection.traces.followed import open_traces
 from tests.unit.offline.io.test_traces import check, only
 from tests.world.daemons import run_program
 from tests.world.io_traces import Writer as Lines

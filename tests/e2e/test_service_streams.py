@@ -25,7 +25,7 @@ import pytest
 
 from frd.model import NodeNs, RankInfo, RankState, RankStatus
 from frd.v1 import stream_pb2 as pb
-from frd.wire.encode import encode_agent
+from frd.wire.codec import encode_agent
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
     Ack,

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from frd.flight.stacks.places import activity_of
-from frd_agent.ranks.stacks.outside import StackText
-from frd_agent.ranks.stacks.reader import StackReader
+from frd_agent.ranks.stacks.reader import StackReader, StackText
 from frd_agent.recorder.worker_server import Handlers
 from tests.world.daemons import freeze
 from tests.world.run_dir import process_of

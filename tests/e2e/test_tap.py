@@ -24,7 +24,7 @@ from frd.model import NodeRawNs
 from frd_agent import tap
 from frd_agent.ranks import tap_files
 from frd_agent.ranks.stacks.reader import StackReader
-from frd_agent.ranks.tap_counters import CountersFile, Publication
+from frd_agent.ranks.tap_files import CountersFile, Publication
 from frd_agent.recorder.worker_server import Handlers
 from tests.world.daemons import (
     JOBS,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from frd.flight.write import write_pickle
-from frd.readers.file_reading import load_dump
+from frd.readers.pool import load_dump
 from tests.world.daemons import JOBS, run_program, running
 
 pytestmark = [

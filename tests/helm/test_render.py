@@ -635,7 +635,7 @@ def test_a_changed_configuration_restarts_the_service() -> None:
 
 def test_the_volume_holds_what_the_service_may_store() -> None:
     """The default size leaves room above the bounds of journal and dumps."""
-    from frd.config.sections import StoreLimits
+    from frd.config.settings import StoreLimits
 
     limits = StoreLimits()
     (claim,) = render().one("StatefulSet")["spec"]["volumeClaimTemplates"]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from frd.errors import DumpError
 from frd.flight.bulk import parse_columns
-from frd.flight.columns import Dictionaries, columns_of
 from frd.flight.decode import parse
+from frd.flight.trace import Dictionaries, columns_of
 from tests.world.dump_files import as_torch, document, entry, spelled_out
 from tests.world.seeds import examples
 

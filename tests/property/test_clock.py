@@ -16,7 +16,7 @@ from frd.engine.clocks.exchange import OffsetBounds
 from frd.engine.clocks.offset_interval import LEAST_WAY_NS, OffsetInterval
 from frd.engine.clocks.wall_readings import MOST_READINGS, WallReadings
 from frd.model import NodeRawNs, ServiceRawNs
-from frd.service.clocks.alignments import align
+from frd.service.clocks.agent_clocks import align
 from frd.service.clocks.real_time import RealTime
 from tests.world.clock_lives import Life
 from tests.world.clocks import EPOCH, MS, US, Clock, S

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frd.offline.memory.events import files as event_files
-from frd.offline.memory.events import regular
+from frd.offline.memory.events import lines
 from frd.offline.memory.events.files import EventFile, Piece
 from frd.offline.memory.events.phases import PHASES, FullEvent, mark_of, origin_of
 from frd.offline.memory.telemetry import ABSURD, NONE, NUMBERS, identity_of
@@ -191,7 +191,7 @@ def test_the_fast_way_gives_what_msgspec_gives(
     end = data.draw(st.none() | st.integers(1, max(len(text), 1)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(event_files, "_CHUNK_BYTES", chunk)
-        patch.setattr(regular, "MIN_LINES", 2)
+        patch.setattr(lines, "MIN_LINES", 2)
         samples, marks, bad = quickly(path, end)
     expected = plainly(text)
     assert samples == expected[0]

@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frd.errors import DumpError
-from frd.flight.columns import Dictionaries, columns_of
 from frd.flight.decode import parse
-from frd.flight.entry import Dump, Entry, Status
-from frd.flight.names import parse_profiling_name
+from frd.flight.entry import Dump, Entry, Status, parse_profiling_name
 from frd.flight.pickles.unpickle import load_plain
 from frd.flight.stacks.places import activity_of
+from frd.flight.trace import Dictionaries, columns_of
 from frd.flight.write import write_pickle
 from frd.model import MAX_SEQ, YEAR_2200_NS, GroupInfo
 from tests.world.seeds import examples

@@ -38,9 +38,8 @@ from frd.model import (
     Stage,
 )
 from frd.v1 import stream_pb2 as pb
+from frd.wire.codec import Decoder, encode_agent
 from frd.wire.columns import count_ranks
-from frd.wire.decode import Decoder
-from frd.wire.encode import encode_agent
 from frd.wire.limits import LIMITS, OTHER_FIELDS, check_message
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
@@ -56,10 +55,9 @@ from frd.wire.messages import (
 from frd_agent.memory.samples import Samples
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.uplink.current_state import CurrentState
-from frd_agent.uplink.dictionary import Dictionary
+from frd_agent.uplink.dictionary import Dictionary, pieces
 from frd_agent.uplink.dispatch import Dispatch
 from frd_agent.uplink.outbox import Outbox
-from frd_agent.uplink.stream_indexes import pieces
 from tests.world.seeds import examples
 
 NOW = NodeRawNs(1_790_000_000_000_000_000)

@@ -22,7 +22,7 @@ import pytest
 from frd.errors import FrdError
 from frd.model import Confidence
 from frd.offline.analysis.analyze import Analysis, analyze
-from frd.offline.load.job_choice import load_dumps
+from frd.offline.load.folder import load_dumps
 from tests.unit.cli.shell import Shell
 from tests.world.dump_files import T0
 from tests.world.seeds import seeds

@@ -39,8 +39,7 @@ from frd.model import (
     WaitsFor,
     WatermarkColumns,
 )
-from frd.wire.decode import Decoder, decode_service
-from frd.wire.encode import encode_agent
+from frd.wire.codec import Decoder, decode_service, encode_agent
 from frd.wire.messages import (
     MAX_SLACK_NS,
     PROTOCOL,
@@ -59,8 +58,16 @@ from frd.wire.messages import (
     Statuses,
     Watermarks,
 )
-from frd.wire.ras import Communicator, Member, RasReport, decode_ras, encode_ras
-from frd.wire.waits import WaitReport, decode_report, encode_report
+from frd.wire.waits import (
+    Communicator,
+    Member,
+    RasReport,
+    WaitReport,
+    decode_ras,
+    decode_report,
+    encode_ras,
+    encode_report,
+)
 from tests.world.seeds import examples
 
 TIMES = st.integers(0, 4_000_000_000_000_000_000)

@@ -16,8 +16,7 @@ from frd.errors import ServiceUnavailable
 from frd.model import EntryColumns, NodeNs, NodeRawNs
 from frd.wire.bundle import bundles
 from frd.wire.clock import ClockHello, Ping, decode_pong, encode_clock
-from frd.wire.decode import decode_service
-from frd.wire.encode import encode_agent
+from frd.wire.codec import decode_service, encode_agent
 from frd.wire.messages import (
     PROTOCOL,
     Ack,

@@ -18,8 +18,7 @@ from frd.flight.decode import parse_answer
 from frd.flight.write import write_pickle
 from frd.model import Holder
 from frd.wire.messages import PART_BYTES, Part, Request, ResponsePart
-from frd.wire.ras import encode_ras
-from frd.wire.waits import encode_report
+from frd.wire.waits import encode_ras, encode_report
 from tests.sim.falsified import Falsified
 from tests.sim.inspection import Inspection
 from tests.sim.ras import report_of

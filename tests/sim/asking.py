@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from frd.engine.evidence.questions import Question
 from frd.service.evidence.asker import Asker
-from frd.service.evidence.dumps import Dumper
-from frd.service.evidence.inquiries import Inquiries
+from frd.service.evidence.inquiries import Dumper, Inquiries
 from frd.store.dumps import DumpStore
 from frd.wire.messages import ResponsePart
 from tests.sim.falsified import FalsifiedDoor

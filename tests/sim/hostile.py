@@ -38,7 +38,7 @@ from frd.model import (
 from frd.rpc import Context
 from frd.service.access.admission import Admission
 from frd.service.access.grants import Tokens
-from frd.service.cells.homes import NoLog
+from frd.service.cells.replica import NoLog
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.real_time import RealTime
 from frd.service.evidence.inquiries import Inquiries
@@ -48,7 +48,7 @@ from frd.service.ingest.collector import ACK_EVERY_S, Home, Ingest
 from frd.service.ingest.shared import Shared
 from frd.service.ingest.streams import Streams
 from frd.service.state import ServiceState
-from frd.wire.encode import encode_agent
+from frd.wire.codec import encode_agent
 from frd.wire.messages import (
     PROTOCOL,
     AgentEvent,

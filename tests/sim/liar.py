@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import numpy as np
 
 from frd.model import MemoryColumns, NodeNs, RankState, RankStatus
-from frd.wire.encode import encode_agent
+from frd.wire.codec import encode_agent
 from frd.wire.messages import Statuses
 from tests.world.clocks import S
 from tests.world.messages import entry_columns, watermarks

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from frd.model import INITIALIZATION, NodeNs, Stage
-from frd_agent.ranks.forming import looks
-from frd_agent.ranks.forming.stage_files import StageReport
+from frd_agent.ranks.forming import forming_rank
+from frd_agent.ranks.forming.forming_rank import StageReport
 from frd_agent.ranks.tap_files import ExitFrame
 from tests.sim.ops import S
 from tests.sim.places import Place, Sys, place_of
@@ -31,7 +31,7 @@ class Looks:
         self._process = process
         self._agent = agent
         self._counters: Mapping[tuple[int, int], Status] = {}
-        self._looks: looks.Looks | None = None
+        self._looks: forming_rank.Looks | None = None
         self._init = "", NodeNs(0)
         """The call of an initialization that the tap saw, and since when."""
         self._refreshed_at = 0
@@ -44,12 +44,12 @@ class Looks:
         if not is_still or not agent.around.hidden:
             self.stage = self._looks = None
             return
-        self._looks = self._looks or looks.Looks(agent.time.until)
+        self._looks = self._looks or forming_rank.Looks(agent.time.until)
         place = place_of(self._process.rank)
         is_native = place.sys in (Sys.PEER, Sys.NATIVE)
         self._looks.take(self._report(place), lambda: is_native)
         is_due = agent.kernel.now - self._refreshed_at >= _REFRESH
-        if is_due or looks.is_news(self.stage, self._looks.stage):
+        if is_due or forming_rank.is_news(self.stage, self._looks.stage):
             self._refreshed_at, self.stage = agent.kernel.now, self._looks.stage
 
     def _report(self, place: Place) -> StageReport:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from frd.model import AttemptKey
-from frd.wire.encode import encode_service
+from frd.wire.codec import encode_service
 from frd.wire.messages import Request
 from tests.sim.kernel import Kernel
 from tests.sim.service import ClockStream, Service

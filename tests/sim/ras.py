@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from frd.wire.ras import Communicator, Member, MemberState, RasReport
+from frd.wire.waits import Communicator, Member, MemberState, RasReport
 from tests.sim.ops import Group
 from tests.sim.ranks import SimRank
 

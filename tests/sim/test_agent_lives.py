@@ -33,7 +33,7 @@ from frd.model import (
     RankStatus,
     ServiceRawNs,
 )
-from frd.service.cells.homes import NoLog
+from frd.service.cells.replica import NoLog
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.real_time import RealTime
 from frd.service.http.json_api import job_state
@@ -41,7 +41,7 @@ from frd.service.http.watching_json import watching_json
 from frd.service.ingest.shared import Shared
 from frd.service.ingest.streams import Stream, Streams
 from frd.service.state import ServiceState, unwatched
-from frd.wire.encode import encode_agent
+from frd.wire.codec import encode_agent
 from frd.wire.messages import PROTOCOL, AgentEvent, Goodbye, Hello, Leaving, Statuses
 from tests.world.messages import declare, watermarks
 from tests.world.seeds import ALL

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from frd.model import AttemptKey, EntryColumns, Flags, RankInfo
 from frd.store.journal import read
 from frd.store.records import Record, RecordKind
-from frd.wire.decode import Decoder
+from frd.wire.codec import Decoder
 from frd.wire.messages import Declare, Hello
 
 Seqs: TypeAlias = npt.NDArray[np.int64]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from frd.engine.clocks.alignment import Alignment
 from frd.engine.clocks.estimator import Exchange, NodeClock, Refusal
 from frd.model import AlignedNs, NodeRawNs, ServiceRawNs
-from frd.service.clocks.alignments import align
+from frd.service.clocks.agent_clocks import align
 
 S = 1_000_000_000
 MS = 1_000_000

@@ -21,8 +21,7 @@ from frd.model import (
 )
 from frd.rpc import SERVER_OPTIONS, Context, collector, job_of
 from frd.wire.clock import ClockEvent, Ping, decode_clock, encode_pong
-from frd.wire.decode import Decoder
-from frd.wire.encode import encode_service
+from frd.wire.codec import Decoder, encode_service
 from frd.wire.messages import (
     PROTOCOL,
     Ack,

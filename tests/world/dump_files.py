@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from frd.flight.columns import Dictionaries, FileColumns
+from frd.flight.trace import Dictionaries, FileColumns
 from frd.flight.write import TorchPickler
 
 T0 = 1_795_190_253_129_820_075

@@ -26,8 +26,7 @@ from frd.model import (
     Reason,
     Suspect,
 )
-from frd.service.findings.people import Mark, People
-from frd.service.findings.silences import LocalKeys, Silences
+from frd.service.findings.people import LocalKeys, Mark, People, Silences
 from frd.service.http.routes import WebOptions, create_app
 from frd.service.http.web.session import HttpGuard
 from frd.service.journal.payloads import Dismissal

@@ -14,18 +14,17 @@ from frd.cluster.lease import ClusterView, Owner, Replica
 from frd.config import Config
 from frd.engine.matching.learned_pauses import JobPauses
 from frd.model import Finding, FindingEvent, NodeNs, NodeRawNs
-from frd.service.cells.alone import LocalArchive, open_journal
 from frd.service.cells.cell import Common
 from frd.service.cells.cells import Cells
-from frd.service.cells.homes import NoLog, ReplicaHomes
-from frd.service.cells.owner import CellOwner, Opened
+from frd.service.cells.owner import CellOwner, LocalArchive, Opened, open_journal
+from frd.service.cells.replica import NoLog, ReplicaHomes
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.real_time import RealTime
 from frd.service.findings.keepers import Keeper
 from frd.service.state import CellState
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
-from frd.wire.encode import encode_agent
+from frd.wire.codec import encode_agent
 from frd.wire.messages import PROTOCOL, Hello
 
 ME, OTHER = (

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from frd.cli.commands.demo.scripted_rank import RING, WORLD, ScriptedRank
+from frd.cli.commands.demo.scripted import RING, WORLD, ScriptedRank
 from frd_agent import tap
 
 

@@ -13,8 +13,7 @@ import grpc.aio
 
 from frd.rpc import SERVER_OPTIONS, Context, collector, job_of
 from frd.wire.bundle import unbundled
-from frd.wire.decode import Decoder
-from frd.wire.encode import encode_service
+from frd.wire.codec import Decoder, encode_service
 from frd.wire.messages import PROTOCOL, AgentEvent, Hello, Redirect, ServiceEvent, Welcome
 from tests.world.daemons import free_address
 

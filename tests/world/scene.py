@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from frd.engine.clocks.uncertain_time import RankClocks
+from frd.engine.clocks.alignment import RankClocks
 from frd.engine.hangs.diagnosis import Diagnosis, diagnose
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import (

@@ -20,13 +20,13 @@ from frd.model import (
     ServiceRawNs,
     Signature,
 )
-from frd.service.cells.homes import NoLog
+from frd.service.cells.replica import NoLog
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.real_time import RealTime
 from frd.service.ingest.session import Session
 from frd.service.ingest.shared import Shared
 from frd.service.ingest.streams import Streams
-from frd.wire.encode import encode_agent
+from frd.wire.codec import encode_agent
 from frd.wire.messages import (
     PROTOCOL,
     AgentEvent,

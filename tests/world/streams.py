@@ -16,8 +16,7 @@ import grpc.aio
 
 from frd.model import AttemptKey, EntryColumns, NodeNs, NodeRawNs, RankInfo, RankState, RankStatus
 from frd.rpc import CHANNEL_OPTIONS, StreamCall, open_stream
-from frd.wire.decode import decode_service
-from frd.wire.encode import encode_agent
+from frd.wire.codec import decode_service, encode_agent
 from frd.wire.messages import (
     PROTOCOL,
     AgentEvent,

@@ -15,8 +15,8 @@ from typing import Final, TypeAlias
 from frd.model import WaitKind, WaitsFor
 from frd_agent.counters import Counters
 from frd_agent.inspection.claims import UNKNOWN
+from frd_agent.inspection.inspector import Processes, RankSampler
 from frd_agent.inspection.reading.memory import Helper
-from frd_agent.inspection.sampler import Processes, RankSampler
 from frd_agent.inspection.traces.followed import Traces
 from frd_agent.node_time import NodeTime, raw_now
 from tests.world.run_dir import process_of

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from frd.flight.columns import Dictionaries
-from frd.flight.entry import Frame, Status
-from frd.flight.names import parse_profiling_name
-from frd.flight.trace import STATES, RankTrace, Trace
+from frd.flight.entry import Frame, Status, parse_profiling_name
+from frd.flight.trace import STATES, Dictionaries, RankTrace, Trace
 from frd.model import Activity, AlignedNs, AttemptKey, GroupInfo, RankInfo, Reason, Signature
 from frd.offline.analysis.analyze import Analysis
 

@@ -27,8 +27,7 @@ from frd.model import (
     RankStatus,
     SeriesKind,
 )
-from frd.service.clocks.agent_clocks import AgentClock
-from frd.service.clocks.alignments import guess
+from frd.service.clocks.agent_clocks import AgentClock, guess
 from frd.service.clocks.real_time import RealTime
 from frd.service.state import NodeView
 from tests.world.observe import rank_info

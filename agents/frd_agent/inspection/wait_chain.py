@@ -30,9 +30,18 @@ from frd_agent.inspection.claims import (
     of_state,
     subject,
 )
-from frd_agent.inspection.idle import answering, awaits_request, is_idle, workers_behind
-from frd_agent.inspection.lock_waits import of_file_lock, of_poll, of_shared_lock
-from frd_agent.inspection.pipe_waits import NAMED, of_pipe, of_workers
+from frd_agent.inspection.pipe_waits import (
+    NAMED,
+    answering,
+    awaits_request,
+    is_idle,
+    of_file_lock,
+    of_pipe,
+    of_poll,
+    of_shared_lock,
+    of_workers,
+    workers_behind,
+)
 from frd_agent.inspection.reading.files import printable
 from frd_agent.inspection.syscalls import Class
 from frd_agent.inspection.targets import Object, Target

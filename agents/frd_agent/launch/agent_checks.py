@@ -24,11 +24,11 @@ from frd_agent.memory.host import cgroup
 from frd_agent.proc import Vital, capabilities, content, namespace_of, read_all, status_line
 from frd_agent.ranks.process import HIDDEN
 from frd_agent.ranks.rank_process import RankProcess
-from frd_agent.ranks.stacks.outside import NoStack, advice, from_py_spy
+from frd_agent.ranks.stacks.reader import NoStack, advice, from_py_spy
 from frd_agent.ranks.tap_files import SocketDir, TapFile
 from frd_agent.ranks.token_files import unreadable
-from frd_agent.uplink.endpoint import Target, ending
-from frd_agent.uplink.endpoint import advice as advice_on
+from frd_agent.uplink.route import Target, ending
+from frd_agent.uplink.route import advice as advice_on
 
 _STACK_S: Final = 10.0
 _CONNECT_S: Final = 5.0

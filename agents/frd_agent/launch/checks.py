@@ -27,7 +27,7 @@ from frd_agent.inspection.reading.rights import yama_advice
 from frd_agent.launch import command_line, commands
 from frd_agent.launch.run_lock import Holder
 from frd_agent.proc import capabilities, ptrace_scope
-from frd_agent.ranks.stacks.outside import NoStack, py_spy
+from frd_agent.ranks.stacks.reader import NoStack, py_spy
 from frd_agent.ranks.tap_files import READ_SINCE, TapFile, unrecorded, version_of
 
 _PROBE: Final = Path(__file__).with_name("probe.py")

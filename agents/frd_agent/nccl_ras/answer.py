@@ -18,7 +18,7 @@ import msgspec
 
 from frd.decodable import decodable
 from frd.errors import ServiceUnavailable
-from frd.wire.ras import (
+from frd.wire.waits import (
     MAX_OPS,
     Code,
     Communicator,

@@ -24,7 +24,7 @@ from typing import Final
 
 from frd.address import join_address, split_address
 from frd.errors import ConfigError, ServiceUnavailable, WireError
-from frd.wire.ras import encode_ras
+from frd.wire.waits import encode_ras
 from frd_agent.inspection.reading.memory import Helper, NotInTime
 from frd_agent.nccl_ras.answer import read_answer
 from frd_agent.proc import content, namespace_of

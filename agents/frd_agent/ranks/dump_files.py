@@ -23,8 +23,7 @@ from typing import Final, TypeAlias
 from frd.errors import DumpError
 from frd.flight.entry import Dump
 from frd.model import MAX_WORLD_SIZE, NodeNs
-from frd.readers.file_reading import read_dump
-from frd.readers.pool import ReaderDied, ReaderProcess
+from frd.readers.pool import ReaderDied, ReaderProcess, read_dump
 from frd_agent.untrusted_files import check_home
 
 _NAMED: Final = re.compile(r"[^.].*?(?<!\d)(?P<rank>\d+)")

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from frd.errors import DumpError
-from frd.flight.entry import Dump
-from frd.flight.names import parse_profiling_name
+from frd.flight.entry import Dump, parse_profiling_name
 from frd.model import AttemptKey, EntryColumns, NodeRawNs, RankInfo, RankState, RankStatus
 from frd_agent import tap
 from frd_agent.ranks.dump_files import DumpFile, DumpFiles

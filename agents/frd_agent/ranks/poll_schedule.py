@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from frd_agent import tap
-from frd_agent.ranks.tap_counters import TapCounters
+from frd_agent.ranks.tap_files import TapCounters
 
 
 @dataclass(frozen=True, slots=True)

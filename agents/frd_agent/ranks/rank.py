@@ -29,19 +29,16 @@ from frd.model import (
     Stage,
 )
 from frd_agent import tap
-from frd_agent.addresses.log import Log
-from frd_agent.addresses.read import Addresses
+from frd_agent.addresses.read import Addresses, Log
 from frd_agent.counters import Counters
 from frd_agent.memory.target import Target
 from frd_agent.node_time import NodeTime
 from frd_agent.proc import Vital
 from frd_agent.ranks.exits import state_after
-from frd_agent.ranks.phase_files import PhaseFile, PhaseReader
 from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule, Why
 from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.stacks.reader import StackReader
-from frd_agent.ranks.tap_counters import CountersFile
-from frd_agent.ranks.tap_files import TapFile, TapIdentity
+from frd_agent.ranks.tap_files import CountersFile, PhaseFile, PhaseReader, TapFile, TapIdentity
 from frd_agent.ranks.token_files import STILL_S
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.published_dumps import DumpsFile, PublishedDumps, ServerAndDumps

@@ -1,22 +1,32 @@
-"""Reads the files by which the taps of this node identify their ranks.
+"""Reads the files by which the taps of this node identify their ranks, and what they publish there:
+phases of programs, and how many ops each group of a rank has enqueued and completed.
 
-Nothing in them is trusted (`token_files`). Whether a process lives is not known here.
+A training process wrote them, so nothing in them is trusted (`token_files`); the layout of the
+counters is the tap's own (`frd_agent.tap`). Whether a process lives, and what the numbers prove, is
+not known here. Times of phases are stamps of the wall clock, each converted when it is first read:
+a later step of the clock moves no phase.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+import time
+import zlib
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from frd.model import MAX_WORLD_SIZE, AttemptKey, NodeNs, RankInfo
+from frd.flight.entry import Status
+from frd.model import MAX_WORLD_SIZE, AttemptKey, NodeNs, NodeRawNs, PhaseSpan, RankInfo
+from frd.wire.messages import MAX_PHASE_NAME, MAX_PHASE_NAMES, MAX_PHASES
 from frd_agent import tap
-from frd_agent.ranks.token_files import Published, TokenFile
+from frd_agent.counters import Counters
+from frd_agent.ranks.token_files import Published, Refused, TokenFile
+from frd_agent.untrusted_files import Section, is_begun
 
 _Text = Annotated[str, msgspec.Meta(max_length=4096)]
 _Texts = Annotated[tuple[_Text, ...], msgspec.Meta(max_length=256)]
@@ -38,6 +48,10 @@ _HOOKS_SINCE: Final = (2, 15)
 """Since this release of torch the ops of other backends are recorded as well."""
 _IDLE: Final = frozenset({"fake", "undefined"})
 """Backends that wait for no other rank."""
+_Name = Annotated[str, msgspec.Meta(max_length=MAX_PHASE_NAME)]
+TapCounters: TypeAlias = Mapping[tuple[int, int], Status]
+"""Raw `pg_status` by recorder (`tap.GENERIC` or `tap.NCCL`) and process-local group id. They count
+ops, not collectives."""
 
 
 def unrecorded(torch_version: str, backends: Collection[str]) -> str:
@@ -256,3 +270,131 @@ class SocketDir:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+class Phase(msgspec.Struct, frozen=True):
+    path: Annotated[tuple[_Name, ...], msgspec.Meta(min_length=1, max_length=MAX_PHASE_NAMES)]
+    since_ns: Annotated[NodeNs, msgspec.Meta(ge=1, le=2**62)]
+    until_ns: Annotated[NodeNs, msgspec.Meta(ge=0, le=2**62)] = NodeNs(0)
+    """0: it goes on."""
+
+    def __post_init__(self) -> None:
+        if 0 < self.until_ns < self.since_ns:
+            raise ValueError(f"until_ns: {self.until_ns}: before since_ns")
+
+
+class PhaseReport(Published, frozen=True, kw_only=True):
+    phases: Annotated[tuple[Phase, ...], msgspec.Meta(max_length=MAX_PHASES)]
+
+
+class PhaseFile(TokenFile[PhaseReport]):
+    """The phases file of a rank, whose program may have none."""
+
+    SUFFIX = ".phases"
+    MAX_BYTES = 256 * 1024
+    DECODER = msgspec.json.Decoder(PhaseReport)
+
+
+class PhaseReader:
+    """The phases of one rank."""
+
+    def __init__(self, path: Path, to_raw: Callable[[NodeNs], NodeRawNs], stats: Counters) -> None:
+        """`to_raw` converts a stamp of the wall clock that was made a moment ago."""
+        self._path = path
+        self._to_raw = to_raw
+        self._refused = Refused("phases", stats)
+        self._file: PhaseFile | None = None
+        self._raw: dict[NodeNs, NodeRawNs] = {}
+        """The times in the file."""
+        self.spans: tuple[PhaseSpan, ...] | None = None
+        """None if the program has never had a phase."""
+
+    def read(self) -> None:
+        """Update `spans`. A file that cannot be used changes nothing, and is counted."""
+        file = PhaseFile.look(self._path, self._file)
+        if file is None or file is self._file:
+            return
+        self._refused.update([file])
+        if file.content is not None:
+            self.spans = self._spans(file.content)
+        self._file = file
+
+    def _spans(self, report: PhaseReport) -> tuple[PhaseSpan, ...]:
+        walls = {wall for one in report.phases for wall in (one.since_ns, one.until_ns) if wall}
+        self._raw = {wall: self._raw.get(wall) or self._to_raw(wall) for wall in walls}
+        return tuple(self._span(one) for one in report.phases if self._raw[one.since_ns])
+
+    def _span(self, phase: Phase) -> PhaseSpan:
+        since_ns = self._raw[phase.since_ns]
+        if not phase.until_ns:
+            return PhaseSpan(phase.path, since_ns)
+        return PhaseSpan(phase.path, since_ns, max(since_ns, self._raw[phase.until_ns]))
+
+
+class Publication(NamedTuple):
+    """`published_at_ns` was read just before the counters."""
+
+    published_at_ns: NodeNs
+    published_mono_ns: int
+    """CLOCK_MONOTONIC of the node."""
+    counters: TapCounters
+    overflowed: bool
+    """More groups than rows: some are missing."""
+
+
+class CountersFile:
+    """The counters file of one rank, and its newest publication."""
+
+    def __init__(self, path: Path, to_raw: Callable[[NodeNs], NodeRawNs]) -> None:
+        """`to_raw` converts a stamp of the wall clock that was made a moment ago."""
+        self._to_raw = to_raw
+        self._section = Section(path, 0, tap.SHM_SIZE, parse_counters)
+        self.latest = Publication(NodeNs(0), 0, {}, overflowed=True)
+        """Its times are 0 before the first one."""
+        self.published_at_ns = NodeRawNs(0)
+        """The time of `latest`, on the raw clock."""
+        self.every_s = tap.PUBLISH_S
+        """Interval between the last two publications."""
+        self.close = self._section.close
+
+    @property
+    def status(self) -> TapCounters | None:
+        """The counters; None if there are none, or not all."""
+        return None if self.latest.overflowed else self.latest.counters
+
+    @property
+    def age_s(self) -> float:
+        """How long ago the tap published; infinite if it never did."""
+        if not self.latest.published_mono_ns:
+            return float("inf")
+        return max(time.monotonic_ns() - self.latest.published_mono_ns, 0) / 1e9
+
+    def read(self) -> Publication | None:
+        """As `Section.read`."""
+        found = self._section.read()
+        if found is not None and found is not self.latest:
+            if self.latest.published_mono_ns:
+                every_s = (found.published_mono_ns - self.latest.published_mono_ns) / 1e9
+                self.every_s = min(max(every_s, tap.PUBLISH_S), tap.PUBLISH_MAX_S)
+            self.latest = found
+            self.published_at_ns = self._to_raw(found.published_at_ns)
+        return found
+
+
+def parse_counters(raw: bytes) -> Publication | None:
+    """None if `raw` is not one complete publication."""
+    if len(raw) < tap.HEADER_SIZE or not is_begun(raw, tap.MAGIC):
+        return None
+    at_ns, mono_ns, row_count, flags = tap.BODY.unpack_from(raw, tap.PREFIX.size)
+    end = tap.HEADER_SIZE + row_count * tap.ROW.size
+    if row_count > tap.CAPACITY or end > len(raw):
+        return None
+    body_end = tap.PREFIX.size + tap.BODY.size
+    checksum = zlib.crc32(raw[tap.HEADER_SIZE : end], zlib.crc32(raw[tap.PREFIX.size : body_end]))
+    if (checksum,) != tap.CHECKSUM.unpack_from(raw, body_end):
+        return None
+    counters = {
+        (recorder, pg_id): Status(*counts)
+        for recorder, pg_id, *counts in tap.ROW.iter_unpack(raw[tap.HEADER_SIZE : end])
+    }
+    return Publication(NodeNs(at_ns), mono_ns, counters, bool(flags & tap.OVERFLOWED))

@@ -14,12 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from frd.flight import progress as columnar
-from frd.flight.columns import Dictionaries, columns_of
-from frd.flight.entry import Dump, Entry
-from frd.flight.marks import Marks
-from frd.flight.names import Name
-from frd.flight.progress import NO_CALL, Calls, NameFacts
-from frd.flight.trace import COMPLETED, RankTrace
+from frd.flight.entry import Dump, Entry, Name
+from frd.flight.progress import NO_CALL, Calls, Marks, NameFacts
+from frd.flight.trace import COMPLETED, Dictionaries, RankTrace, columns_of
 from frd.model import MAX_SEQ, UNKNOWN_SEQ, Flags, Int32s, Int64s
 from frd_agent import tap
 from frd_agent.recorder.group_progress import GroupProgress, OpenEntry

@@ -22,8 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from frd.flight.entry import Dump, Entry, Status
-from frd.flight.names import Name
+from frd.flight.entry import Dump, Entry, Name, Status
 from frd.flight.progress import NO_COUNTER
 from frd.model import UNKNOWN_SEQ, UNSHOWN
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from frd.flight.entry import Status
 from frd.model import NodeRawNs
-from frd_agent.ranks.tap_counters import TapCounters
+from frd_agent.ranks.tap_files import TapCounters
 from frd_agent.recorder.group_progress import GroupWatermarks, Progress
 from frd_agent.recorder.transitions import RecorderTracker
 

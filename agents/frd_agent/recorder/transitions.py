@@ -22,8 +22,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from frd.flight.entry import Dump, Entry, Status
-from frd.flight.names import parse_profiling_name
+from frd.flight.entry import Dump, Entry, Status, parse_profiling_name
 from frd.flight.progress import counts_ops, counts_seqs
 from frd.model import HIDDEN, Int64s
 from frd_agent import tap

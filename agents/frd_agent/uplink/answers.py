@@ -25,7 +25,7 @@ from frd.forms import utc_text
 from frd.model import Certainty, GroupInfo, NodeNs, WaitKind, WaitsFor
 from frd.wire.messages import PART_BYTES, Part, Request, ResponsePart
 from frd.wire.waits import WaitReport, encode_report
-from frd_agent.addresses.log import no_log
+from frd_agent.addresses.read import no_log
 from frd_agent.inspection.inspector import Inspector
 from frd_agent.nccl_ras.client import RasClient
 from frd_agent.ranks.dump_files import DumpFile, last_op_ns

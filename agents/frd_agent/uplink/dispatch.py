@@ -25,9 +25,8 @@ from frd.model import EntryColumns, NodeRawNs
 from frd.wire.messages import AgentEvent, Pace
 from frd_agent.memory.samples import Samples
 from frd_agent.uplink.current_state import CurrentState, Wait
-from frd_agent.uplink.dictionary import Dictionary
+from frd_agent.uplink.dictionary import About, Dictionary, StreamIndexes
 from frd_agent.uplink.outbox import BATCH_ROWS, Outbox, chosen
-from frd_agent.uplink.stream_indexes import About, StreamIndexes
 
 _ROUND_NS: Final = 900_000_000
 """Between two rounds, without a pace or while a rank waits; the taps publish once a second."""

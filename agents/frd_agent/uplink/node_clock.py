@@ -35,8 +35,7 @@ from frd.wire.clock import MAX_READINGS, ClockHello, Ping, Readings, decode_pong
 from frd.wire.messages import MAX_SLACK_NS, AgentEvent, Watermarks
 from frd_agent.counters import Counters
 from frd_agent.node_time import ClockReading, NodeTime, raw_now
-from frd_agent.uplink.endpoint import Connection, ending
-from frd_agent.uplink.route import Backoff
+from frd_agent.uplink.route import Backoff, Connection, ending
 
 BURST: Final = 8
 _TOGETHER: Final = 2

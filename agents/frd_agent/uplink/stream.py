@@ -24,8 +24,7 @@ import grpc.aio
 from frd.errors import FrdError, ServiceUnavailable, WireError
 from frd.rpc import StreamCall
 from frd.wire.bundle import bundles
-from frd.wire.decode import decode_service
-from frd.wire.encode import encode_agent
+from frd.wire.codec import decode_service, encode_agent
 from frd.wire.messages import (
     Ack,
     AgentEvent,
@@ -43,8 +42,16 @@ from frd.wire.messages import (
 from frd_agent.counters import Counters
 from frd_agent.node_time import raw_now
 from frd_agent.uplink.dispatch import Dispatch
-from frd_agent.uplink.endpoint import Connection, Endpoint, Target, advice, ending
-from frd_agent.uplink.route import PROVEN_S, Backoff, Route
+from frd_agent.uplink.route import (
+    PROVEN_S,
+    Backoff,
+    Connection,
+    Endpoint,
+    Route,
+    Target,
+    advice,
+    ending,
+)
 
 _HANDSHAKE_S: Final = 15.0
 """A replica that is about to take over the stream's job welcomes an agent up to 10 s late."""

@@ -28,10 +28,10 @@ from frd_agent.node_time import NodeTime
 from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.dispatch import Dispatch
-from frd_agent.uplink.endpoint import Endpoint
 from frd_agent.uplink.node_clock import Clock
 from frd_agent.uplink.outbox import Outbox
 from frd_agent.uplink.reports import Reports
+from frd_agent.uplink.route import Endpoint
 from frd_agent.uplink.stream import Stream
 
 LINGER_S: Final = 900.0

@@ -20,7 +20,7 @@ from frd.cli import FAILED
 from frd.cli.client import Client, job_path, unknown_job
 from frd.cli.commands.findings.one import find
 from frd.cli.options import PATH, finding_ids, job_names, ranks_option, service_options
-from frd.cli.screens.watching import incomplete_text, silent_replicas
+from frd.cli.screens.records import incomplete_text, silent_replicas
 from frd.engine.findings.text import ranks as ranks_text
 from frd.errors import FrdError, UnknownThing
 from frd.forms import fold_ranks

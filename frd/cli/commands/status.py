@@ -35,8 +35,17 @@ from frd.cli.screens.job_tables import (
     rises_table,
 )
 from frd.cli.screens.live import Picture
-from frd.cli.screens.records import JOB, JOB_WIDE, job_record, print_notes, print_records
-from frd.cli.screens.watching import age_text, last_lines, service_time, silent_replicas
+from frd.cli.screens.records import (
+    JOB,
+    JOB_WIDE,
+    age_text,
+    job_record,
+    last_lines,
+    print_notes,
+    print_records,
+    service_time,
+    silent_replicas,
+)
 from frd.errors import ServiceUnavailable
 from frd.forms import fold_ranks
 from frd.usage import examples, plain

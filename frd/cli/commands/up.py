@@ -21,7 +21,7 @@ from rich.text import Text
 
 from frd.cli.client import Client
 from frd.cli.options import DEFAULT_HTTP, PATH, console, serve_flags, serve_options
-from frd.cli.screens.watching import watching_text
+from frd.cli.screens.records import watching_text
 from frd.cli.signals import ended_by_signals, first_line
 from frd.config import Config, own_url, public_url
 from frd.config import load as load_config

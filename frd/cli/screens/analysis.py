@@ -60,7 +60,7 @@ def show(found: Found, chosen: Selection | None, tables: Tables, *, as_json: boo
 
         screen.print(Group(*verdict(chosen.analysis, found.folders)))
     if found.memory is not None:
-        from frd.cli.screens.memory_verdict import memory_verdict
+        from frd.cli.screens.verdict import memory_verdict
 
         screen.print(Group(*memory_verdict(found.memory, found.files)))
     if found.io is not None:
@@ -144,11 +144,11 @@ def check_files(
 def write_files(
     found: Found, output: Path | None, timeline: Path | None, plot: Path | None, html: Path | None
 ) -> None:
-    from frd.offline.output import io_tracks
     from frd.offline.output.export import export, export_timeline
     from frd.offline.output.memory import tracks
     from frd.offline.output.memory.export import export_memory, not_in
     from frd.offline.output.memory.plot import write_plot
+    from frd.offline.output.timeline import not_drawn
     from frd.store.new_path import new_path
 
     dumps, io, memory = found.dumps, found.io, found.memory
@@ -165,7 +165,7 @@ def write_files(
             export_timeline(dumps, timeline, step, io, memory)
         _say("written", f"{timeline}: open it in https://ui.perfetto.dev")
         _say("not drawn", tracks.not_drawn(memory) if memory is not None else "")
-        _say("not drawn", io_tracks.not_drawn(io) if io is not None else "")
+        _say("not drawn", not_drawn(io) if io is not None else "")
     if plot is not None and memory is not None:
         write_plot(memory, plot)
         _say("written", str(plot))

@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from frd.cli.screens.watching import age_text
+from frd.cli.screens.records import age_text
 from frd.forms import bytes_text, duration_text, ranks_text
 from frd.usage import plain
 

@@ -2,5 +2,5 @@
 
 Knows exchanges of timestamps and nothing of ranks or collectives. Entry points:
 `estimator.NodeClock` learns from exchanges; `alignment.Alignment` is an immutable conversion of
-node time to aligned time; `uncertain_time` compares two times whose clocks are uncertain.
+node time to aligned time; `alignment.UncertainTime` compares two times whose clocks are uncertain.
 """

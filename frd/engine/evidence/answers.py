@@ -21,7 +21,7 @@ from typing import Final
 from frd.decodable import decodable
 from frd.engine.findings import text
 from frd.engine.findings.attachments import Evidence, cleaned, shows_place
-from frd.engine.findings.claim import Claim
+from frd.engine.findings.builder import Claim
 from frd.flight.stacks.places import activity_of
 from frd.flight.stacks.text import processes
 from frd.flight.stacks.waits import Call, is_one_wait, native_line, place_of

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from frd.engine.findings import text
-from frd.wire.ras import Communicator, Member, MemberState, RasReport
+from frd.wire.waits import Communicator, Member, MemberState, RasReport
 
 MAX_LINES: Final = 8
 _BEGIN: Final = "NCCL RAS: "

@@ -15,7 +15,7 @@ import numpy as np
 
 from frd.engine.attempt import Attempt
 from frd.engine.evidence.answers import Answer, Answers, Confirm
-from frd.engine.findings.claim import EXPLAINING
+from frd.engine.findings.builder import EXPLAINING
 from frd.engine.hangs.detector import pause_ns
 from frd.engine.hangs.diagnosis import diagnose
 from frd.engine.hangs.unrecorded import threshold_of_call_ns

@@ -16,7 +16,15 @@ from dataclasses import dataclass, field, replace
 
 from frd.engine.findings import builder
 from frd.engine.findings.attachments import Attachments, Evidence
-from frd.engine.findings.claim import NEVER, Anchors, Claim, Lifetime, Look, anchor_of, severity_of
+from frd.engine.findings.builder import (
+    NEVER,
+    Anchors,
+    Claim,
+    Lifetime,
+    Look,
+    anchor_of,
+    severity_of,
+)
 from frd.engine.findings.headlines import worded
 from frd.model import (
     AlignedNs,

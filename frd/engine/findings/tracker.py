@@ -1,7 +1,7 @@
 """The life of one attempt's findings: open, confirm, update, close, attach, restore, expire.
 
-Detectors make claims about one moment (`frd.engine.findings.claim`). The tracker alone knows which
-findings are open, and which exits are reported. One incident is one finding with one id. How
+Detectors make claims about one moment (`frd.engine.findings.builder`). The tracker alone knows
+which findings are open, and which exits are reported. One incident is one finding with one id. How
 findings of a kind live is a `Lifetime`; these are the rules in force:
 
 stall, order, mismatch
@@ -78,8 +78,17 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, field, replace
 
 from frd.engine.findings.attachments import Evidence
-from frd.engine.findings.builder import CERTAIN, surest
-from frd.engine.findings.claim import EXPLAINING, Anchors, Claim, ClaimStatus, Known, Lifetime, Look
+from frd.engine.findings.builder import (
+    CERTAIN,
+    EXPLAINING,
+    Anchors,
+    Claim,
+    ClaimStatus,
+    Known,
+    Lifetime,
+    Look,
+    surest,
+)
 from frd.engine.findings.open_finding import OpenFinding
 from frd.model import AlignedNs, AttemptKey, Change, Finding, FindingEvent, Kind, Reason
 

@@ -11,13 +11,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from frd.engine.clocks.uncertain_time import FOREVER, UncertainTime
+from frd.engine.clocks.alignment import FOREVER, UncertainTime
 from frd.engine.findings import builder, disagreements, text
 from frd.engine.hangs import unrecorded
-from frd.engine.hangs.facts import Fact
+from frd.engine.hangs.facts import Fact, UnequalPair
 from frd.engine.hangs.ops_in_flight import Instance, Op
 from frd.engine.hangs.root_causes import Root, hub
-from frd.engine.hangs.unequal_pairs import UnequalPair
 from frd.engine.hangs.unrecorded import Calls, not_over
 from frd.engine.hangs.wait_graph import Ending, Graph, Member, Node, UnknownRank, Wait
 from frd.engine.losses.exits import Manner, how_it_ended, manner_of, was_asked

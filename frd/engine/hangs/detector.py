@@ -7,23 +7,24 @@ with the job, so that a large hanging job leaves the processor to the sessions t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from frd.engine.findings import builder, text
 from frd.engine.findings.attachments import shows_place
-from frd.engine.findings.claim import Known, Lifetime, Look, anchor_of
-from frd.engine.hangs.claims import claim_of
-from frd.engine.hangs.diagnosis import Diagnosis, diagnose
+from frd.engine.findings.builder import Claim, ClaimStatus, Known, Lifetime, Look, anchor_of
+from frd.engine.hangs.attribution import manner_in_calls
+from frd.engine.hangs.diagnosis import NO_ENTRY, Diagnosis, diagnose
 from frd.engine.hangs.unrecorded import outside
 from frd.engine.losses.claims import claim_of_loss, ended_by, held_up_by
-from frd.engine.losses.exits import exits
-from frd.engine.losses.lost_ranks import first_lost
+from frd.engine.losses.exits import Exit, Manner, exits
+from frd.engine.losses.lost_ranks import JUDGED_AFTER_S, STOP_TAKES_S, first_lost
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Mismatch, Snapshot, StallTable
 from frd.engine.tick import Tick
-from frd.model import AlignedNs, Kind, RankState
+from frd.model import AlignedNs, Kind, RankState, Reason
 
 _CONFIRM_S: Final = 1.5
 """How long a claim must last if reports of different age could fake it."""
@@ -35,6 +36,8 @@ _PAUSE_NS_PER_RANK: Final = 25_000
 """The least time between two looks, per rank of the job: 2.5 s for 98,304 ranks. A look takes about
 5 µs a rank, so a hanging job leaves four fifths of a core to the sessions. With half of it, looks
 take two fifths; with twice as much, a hang of a very large job is confirmed a look later, 5 s."""
+_PASSING: Final = frozenset({Reason.IN_COLLECTIVE_ALONE, Reason.DEVICE_STUCK})
+"""Reasons that compare how far ranks have come."""
 
 
 def pause_ns(world_size: int, least_ns: int = _LOOK_AGAIN_NS) -> int:
@@ -123,3 +126,65 @@ def look_at(
         ended_by=partial(ended_by, snapshot, bad),
         held_up_by=partial(held_up_by, snapshot, bad),
     )
+
+
+def claim_of(
+    snapshot: Snapshot, diagnosis: Diagnosis, policy: Policy, gone: Sequence[Exit] = ()
+) -> Claim:
+    waited_ns = snapshot.now - diagnosis.since if diagnosis.since > 0 else 0  # none is seen waiting
+    ref = replace(diagnosis.collective, waited_s=waited_ns / 1e9)
+    bad = [one for one in gone if one.is_bad]
+    if diagnosis.instance == NO_ENTRY:
+        # No exit opens anything while it is judged, however clean it is: the ranks of a job that
+        # ends leave one by one, and the last are still seen waiting.
+        gone = [replace(one, manner=manner_in_calls(snapshot, one.rank)) for one in gone]
+    else:
+        gone = bad
+    stuck = {(snapshot.groups[g].group_id, seq, rank) for g, seq, rank in diagnosis.stalled}
+    named, victims = frozenset(diagnosis.onsets), {*diagnosis.victims}
+    if diagnosis.kind is Kind.MISMATCH:  # those that left because of it as well
+        members = {*snapshot.groups[diagnosis.instance.group].ranks} - named
+        victims |= members & {e.rank for e in gone if e.manner is Manner.REACTED}
+    began = [diagnosis.onsets[suspect.rank] for suspect in diagnosis.suspects]
+    suspects = builder.listed(builder.timed(diagnosis.suspects, began))
+    return Claim(
+        kind=diagnosis.kind,
+        about=f"{ref.group_id or 'call'}/{ref.seq if ref.seq >= 0 else ref.op}",
+        anchors=frozenset({*stuck, anchor_of(ref)}),
+        status=_status_of(snapshot.now, diagnosis, gone),
+        since=diagnosis.since,
+        reason=diagnosis.reason,
+        collective=ref,
+        groups_held_up=_labels_of(snapshot, diagnosis),
+        suspects=suspects[: policy.max_suspects],
+        named=named,
+        victims=tuple(sorted(victims)),
+        cleared=frozenset(diagnosis.cleared),
+        unknown=diagnosis.unknown,
+        disagreement=diagnosis.disagreement,
+        is_of_exited=bool(named) and named.issubset(exited.rank for exited in bad),
+    )
+
+
+def _status_of(now: AlignedNs, diagnosis: Diagnosis, gone: Sequence[Exit]) -> ClaimStatus:
+    """A mismatch is certain. A claim that names a rank whose exit is still being judged opens
+    nothing. Other claims are confirmed unless reports of different age could fake them."""
+    if diagnosis.kind is Kind.MISMATCH:
+        return ClaimStatus.CONFIRMED
+    if any(
+        exited.rank in diagnosis.onsets
+        and (now - exited.at) / 1e9
+        <= (STOP_TAKES_S if exited.manner is Manner.ASKED else JUDGED_AFTER_S)
+        for exited in gone
+    ):
+        return ClaimStatus.CONTINUING
+    reasons = {suspect.reason for suspect in diagnosis.suspects}
+    return ClaimStatus.CONFIRMED if reasons and not reasons & _PASSING else ClaimStatus.UNCONFIRMED
+
+
+def _labels_of(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[str, ...]:
+    """Labels of the groups that wait, the finding's own first, each once."""
+    groups = [diagnosis.instance.group, *(stuck.group for stuck in diagnosis.stalled)]
+    groups = [group for group in groups if group >= 0]
+    labels = (text.clean(snapshot.groups[group].label) for group in groups)
+    return tuple(dict.fromkeys(labels))

@@ -19,14 +19,13 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.clocks.uncertain_time import UncertainTime
+from frd.engine.clocks.alignment import UncertainTime
 from frd.engine.findings import builder
-from frd.engine.findings.claim import NEVER
+from frd.engine.findings.builder import NEVER
 from frd.engine.hangs.attribution import Dated, disagree, lowered, op_of, suspects_of
-from frd.engine.hangs.facts import GONE, RankFacts
+from frd.engine.hangs.facts import GONE, RankFacts, unequal_pairs
 from frd.engine.hangs.ops_in_flight import Instance, Waits
 from frd.engine.hangs.root_causes import DEFINITE, Incident, Root, Start, incidents
-from frd.engine.hangs.unequal_pairs import unequal_pairs
 from frd.engine.hangs.unrecorded import ALIVE, Calls, as_seen, counting
 from frd.engine.hangs.wait_graph import Ending, Graph, Member, Node, UnknownRank, Wait
 from frd.engine.policy import Policy

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from frd.engine.clocks.uncertain_time import UncertainTime
+from frd.engine.clocks.alignment import UncertainTime
 from frd.engine.state.snapshot import Snapshot, run_starts
 from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, Int32s, Int64s
 

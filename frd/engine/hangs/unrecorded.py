@@ -17,7 +17,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Final
 
-from frd.engine.clocks.uncertain_time import FOREVER, UncertainTime
+from frd.engine.clocks.alignment import FOREVER, UncertainTime
 from frd.engine.findings import text
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import AT_REST, EARLY, Snapshot

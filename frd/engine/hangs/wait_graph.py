@@ -21,10 +21,9 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from frd.engine.clocks.uncertain_time import FOREVER, UncertainTime
-from frd.engine.hangs.facts import NOTICED_NS, Fact, RankFacts
+from frd.engine.clocks.alignment import FOREVER, UncertainTime
+from frd.engine.hangs.facts import NOTICED_NS, Fact, RankFacts, UnequalPair
 from frd.engine.hangs.ops_in_flight import Attendance, Instance, Op, Waits
-from frd.engine.hangs.unequal_pairs import UnequalPair
 from frd.engine.hangs.unrecorded import Calls, Way, been_through, holders, way_of
 from frd.engine.matching.signature_rules import is_synchronizing
 from frd.engine.state.snapshot import Mismatch, Snapshot

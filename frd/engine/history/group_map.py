@@ -11,7 +11,7 @@ import numpy as np
 
 from frd.engine.matching.open_collectives import OpsAt
 from frd.engine.state.snapshot import run_starts
-from frd.engine.state.state_at import StateAt
+from frd.engine.state.snapshot_parts import StateAt
 from frd.engine.views import CELL_STATES, GroupMap, OpenOp, RankGroup
 from frd.model import AlignedNs, Int64s, UInt8s
 

@@ -12,7 +12,7 @@ import numpy as np
 from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.lazy import LazySequence, once
 from frd.engine.state.snapshot import StallTable
-from frd.engine.state.state_at import StateAt
+from frd.engine.state.snapshot_parts import StateAt
 from frd.engine.views import GroupColumns, GroupView, RankColumns, RankView
 from frd.model import AlignedNs, Int64s, NodeNs, RankState, RankStatus
 

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from frd.engine.findings import builder, text
-from frd.engine.findings.claim import Claim, Known, anchor_of
+from frd.engine.findings.builder import Claim, Known, anchor_of
 from frd.engine.losses.exits import SEEN_LATE_NS, TOGETHER_NS, Exit, Manner
 from frd.engine.losses.lost_ranks import Loss
 from frd.engine.policy import Policy

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.clocks.uncertain_time import UncertainTime
+from frd.engine.clocks.alignment import UncertainTime
 from frd.engine.state.snapshot import Snapshot
 from frd.model import UNKNOWN_SEQ, AlignedNs, ExitInfo, ExitKind, Int64s, RankState
 

@@ -16,8 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from frd.engine.matching.arrivals import charges, waits
-from frd.engine.matching.clock_hints import ClockHint, GroupClocks, clock_hints
+from frd.engine.matching.arrivals import ClockHint, GroupClocks, charges, clock_hints, waits
 from frd.engine.matching.lateness import Lateness
 from frd.engine.matching.mismatches import Mismatches
 from frd.engine.matching.open_collectives import OpenCollectives, OpsAt, RetiredCollectives

@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from frd.engine.findings import builder
-from frd.engine.findings.claim import Anchors, Claim, ClaimStatus, Known, Lifetime, Look
+from frd.engine.findings.builder import Anchors, Claim, ClaimStatus, Known, Lifetime, Look
 from frd.engine.findings.text import clean, collective
 from frd.engine.memory.incident import RAN_OUT, MemoryIncident
 from frd.engine.memory.rise import MemoryRise

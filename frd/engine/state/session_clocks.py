@@ -12,8 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.clocks.alignment import Alignment
-from frd.engine.clocks.uncertain_time import UNKNOWN_NS
+from frd.engine.clocks.alignment import UNKNOWN_NS, Alignment
 from frd.engine.state.attempt_tables import AttemptTables
 from frd.model import AlignedNs, RankInfo
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from frd.engine.clocks.uncertain_time import RankClocks, UncertainTime
+from frd.engine.clocks.alignment import RankClocks, UncertainTime
 from frd.forms import clock_text
 from frd.model import (
     UNKNOWN_SEQ,

@@ -3,21 +3,31 @@
 Pure functions from tables to fresh arrays; node times become aligned times here, a column at a
 time. `stalls` runs at every tick over every pair and must stay cheap: it compares times of one rank
 with each other, which needs no alignment, and usually nothing is left.
+
+A `StateAt`, for readers in other threads, is made every second and read far less often. So columns
+are copied, and what follows from them is computed when it is first read, in whatever thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, TypeAlias
 
 import numpy as np
 
-from frd.engine.clocks.clock_lines import ClockLines
-from frd.engine.clocks.uncertain_time import RankClocks, assumed_ns
+from frd.engine.clocks.alignment import UNKNOWN_NS, ClockLines, RankClocks, assumed_ns
 from frd.engine.state.attempt_tables import AttemptTables
 from frd.engine.state.lazy import LazySequence
-from frd.engine.state.snapshot import ANY_SEQ, AT_REST, EARLY, PairColumns, Snapshot, StallTable
+from frd.engine.state.snapshot import (
+    ANY_SEQ,
+    AT_REST,
+    EARLY,
+    PairColumns,
+    Snapshot,
+    StallTable,
+)
 from frd.engine.state.tables import EXITED, LIVE, RankTable
 from frd.engine.views import STATES
 from frd.model import UNKNOWN_SEQ, AlignedNs, AttemptKey, Bools, Float64s, Int32s, Int64s
@@ -326,3 +336,53 @@ def pairs(tables: AttemptTables, ends_early: EndsEarly, now: AlignedNs) -> PairC
 def _lossy(table: RankTable, rank: Int32s | slice) -> Bools:
     """Rows of the rank are known to be missing."""
     return table.gap_at[rank] >= table.as_of[rank]
+
+
+class StateAt:
+    """A rank of a group may be beyond all ranks of the table: no agent has declared it."""
+
+    def __init__(
+        self, tables: AttemptTables, ends_early: EndsEarly, least_ns: int, now: AlignedNs
+    ) -> None:
+        """`ends_early` must not change afterwards; `least_ns`: see `stalls`."""
+        self.now = now
+        self.tables = tables.frozen()
+        self._ends_early = ends_early
+        self._least_ns = least_ns
+
+    @cached_property
+    def reached(self) -> Reached:
+        return reached(self.tables, self._ends_early, self.now)
+
+    @cached_property
+    def waits(self) -> OpenWaits:
+        """All of them; most have just begun."""
+        usual_ns = thresholds_ns(self.tables, self._least_ns)
+        return open_waits(self.tables, usual_ns, 0, self._ends_early, self.now)
+
+    @cached_property
+    def _as_of(self) -> Int64s:
+        """By rank, aligned; the last one is of unknown ranks."""
+        ranks = self.tables.ranks
+        as_of = ranks.to_aligned(np.arange(ranks.count), ranks.as_of, self.now)
+        return np.append(as_of, 0)
+
+    def has_not_joined(self, row: Int64s, seq: Int64s | int, since: Int64s | int) -> Bools:
+        """Which of these members are known not to have joined an op that others wait in since then.
+        Absence proves nothing of a rank that no agent has declared, whose rows are missing, or of
+        which nothing is known since; nor of one that may have joined before its first report."""
+        come = self.reached
+        heard = self._as_of.take(self.tables.pairs.rank[row], mode="clip") >= since
+        return heard & (come.joined[row] < seq) & ~come.in_doubt[row]
+
+    def is_unknown(self, rank: Int32s, late_s: float) -> Bools:
+        """Ranks that no agent has declared, or has reported lately."""
+        return self.now - self._as_of.take(rank, mode="clip") > late_s * 1e9
+
+    def is_gone(self, rank: Int32s) -> Bools:
+        """Which of these ranks have no process any more."""
+        return np.append(self.tables.ranks.state, LIVE).take(rank, mode="clip") >= EXITED
+
+    def knows_clock(self, rank: int) -> bool:
+        ranks = self.tables.ranks
+        return rank < ranks.count and int(ranks.uncertainty_ns[rank]) < UNKNOWN_NS

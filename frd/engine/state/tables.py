@@ -18,8 +18,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from frd.engine.clocks.clock_lines import ClockLines
-from frd.engine.clocks.uncertain_time import UNKNOWN_NS
+from frd.engine.clocks.alignment import UNKNOWN_NS, ClockLines
 from frd.model import (
     INITIALIZATION,
     UNKNOWN_SEQ,

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from frd.engine.findings import builder, text
-from frd.engine.findings.claim import Anchors, Claim, ClaimStatus, Known, Lifetime, Look
+from frd.engine.findings.builder import Anchors, Claim, ClaimStatus, Known, Lifetime, Look
 from frd.engine.matching.lateness import Window
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot

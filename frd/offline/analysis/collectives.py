@@ -1,7 +1,7 @@
 """All collectives of a trace, as columns and as objects: the database of PyTorch's analyzer.
 
 The columns are computed first; a `Collective` with its rank sets is made on request.
-P2P ops are no collectives: they pair by channel, see `frd.offline.analysis.channels`.
+P2P ops are no collectives: they pair by channel, see `frd.offline.analysis.verdict`.
 """
 
 from __future__ import annotations

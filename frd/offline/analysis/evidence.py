@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from frd.engine.clocks.uncertain_time import UncertainTime
+from frd.engine.clocks.alignment import UncertainTime
 from frd.engine.findings import builder, headlines, text
 from frd.engine.findings.attachments import Attachments, Evidence
 from frd.engine.hangs.attribution import lowered
-from frd.engine.hangs.claims import claim_of
+from frd.engine.hangs.detector import claim_of
 from frd.engine.hangs.diagnosis import Diagnosis
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot

@@ -17,8 +17,7 @@ import numpy as np
 from frd.engine.matching.signature_rules import is_synchronizing
 from frd.flight import progress
 from frd.flight.batches import is_over_without_end
-from frd.flight.marks import marks_of
-from frd.flight.progress import Calls, NameFacts, States
+from frd.flight.progress import Calls, NameFacts, States, marks_of
 from frd.flight.trace import RankTrace, Trace, minor_version
 from frd.model import NO_NAME, Bools, GroupInfo, Int32s, Int64s, Signature
 

@@ -5,23 +5,45 @@ happened. The engine runs twice. The first time every wait counts, as if the dum
 that has stopped: the result is the candidates. The second time, waits that are known to be young
 (`frd.offline.analysis.durations`) do not count, and each dump has its known time. A candidate that
 the second run does not confirm is not proven: the job may have been healthy.
+
+P2P ops in flight are by channel, with peers as global ranks. `frd.flight.progress` decides which
+ops are in flight. If the recorder names no peer, as torchcomms does not, the op counts as a receive
+from any source: the rank is known to be busy, and no peer is blamed for it. The same holds for an
+op before an entry that cannot be read: that one may be the end of its batch. How many ops of a
+channel came before is known if no record is missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from frd.engine.clocks.uncertain_time import RankClocks
+from frd.engine.clocks.alignment import RankClocks
 from frd.engine.findings import text
 from frd.engine.findings.attachments import shows_place
 from frd.engine.hangs.diagnosis import Diagnosis, diagnose
-from frd.engine.state.snapshot import ANY_SEQ, PairColumns, Snapshot, StallTable
+from frd.engine.state.snapshot import (
+    ANY_SEQ,
+    ChannelSnapshot,
+    PairColumns,
+    Snapshot,
+    StallTable,
+)
+from frd.flight.entry import Name
+from frd.flight.progress import p2p_in_flight, p2p_runs, posted_before
 from frd.flight.trace import Trace
-from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, Finding, Kind, RankState, Reason
-from frd.offline.analysis.channels import channels_of
+from frd.model import (
+    UNKNOWN_SEQ,
+    AlignedNs,
+    Bools,
+    Finding,
+    Int64s,
+    Kind,
+    RankState,
+    Reason,
+)
 from frd.offline.analysis.clocks import FAR, Clocks
 from frd.offline.analysis.durations import (
     DumpTimes,
@@ -31,7 +53,7 @@ from frd.offline.analysis.durations import (
 )
 from frd.offline.analysis.evidence import finding_of
 from frd.offline.analysis.matching import MatchedCollectives, facts_of
-from frd.offline.analysis.rows import Rows
+from frd.offline.analysis.rows import RankRows, Rows
 from frd.offline.analysis.watermarks import PairWatermarks
 
 _VALID_NS = 3_600_000_000_000
@@ -40,6 +62,7 @@ _EXACT_S = 0.25
 """A shorter interval is shown as one number."""
 _PLACES = 3
 """Ranks whose line is shown with a wait that is not proven."""
+_ANY_SOURCE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,3 +336,77 @@ def _stalls(rows: Rows, watermarks: PairWatermarks, snapshot: Snapshot) -> Stall
         np.concatenate((watermarks.completed[pair] + 1, np.full(len(at), UNKNOWN_SEQ))),
         np.concatenate((watermarks.head_since[pair], p2p.since[at])),
     )
+
+
+def channels_of(rows: Rows, offset_ns: Mapping[int, int]) -> ChannelSnapshot:
+    """All sends and receives in flight, in aligned time."""
+    found = [np.empty((9, 0), np.int64)]
+    for rank, one in rows.ranks.items():
+        if not one.is_p2p.any():
+            continue
+        at, is_whole = np.flatnonzero(one.is_p2p), _is_whole(one)
+        entries, done = one.trace, one.state.done[at]
+        is_open = p2p_in_flight(entries, one.current[at], one.series[at], done, rows.facts)
+        if is_open.any():
+            ops = _p2p_ops(rows, rank, at, is_open, offset_ns.get(rank, 0), is_whole=is_whole)
+            runs = p2p_runs(ops)
+            found.append(np.vstack([np.full(runs.shape[1], rank), runs]))
+        if is_whole and (over := [(rank, *row) for row in _over(rows, rank, at, is_open)]):
+            found.append(np.array(over, np.int64).T)
+    return ChannelSnapshot.of(np.concatenate(found, axis=1))
+
+
+def _p2p_ops(
+    rows: Rows, rank: int, p2p: Int64s, is_open: Bools, offset_ns: int, *, is_whole: bool
+) -> Iterator[tuple[int, ...]]:
+    """Those in flight. What follows an op is unknown if an entry after it cannot be read."""
+    one, facts = rows.ranks[rank], rows.facts
+    trace, at, series = one.trace, one.current[p2p], one.series[p2p]
+    created = np.where(trace.created_ns[at] > 0, trace.created_ns[at] + offset_ns, 0)
+    groups = [rows.trace.groups[of.group] for of in rows.series]
+    readable = np.array([trace.unread_before(group) for group in groups])[series] <= at
+    name = trace.name[at]
+    posted = posted_before(series.astype(np.int64) * len(rows.trace.names) + name)
+    columns = (
+        series,
+        np.where(readable, name, -1),
+        created,
+        trace.p2p_seq[at].clip(0),
+        np.where(trace.damaged[at] != 0, -1, trace.signature[at]),
+        np.where(is_whole, posted, -1),
+        facts.is_any_source[name],
+    )
+    wanted = [column[is_open].tolist() for column in columns]
+    for of, number, *op, before, takes_any in zip(*wanted, strict=True):
+        peer = _peer(rows, of, rows.trace.names[number]) if number >= 0 else (_ANY_SOURCE, 0)
+        yield of, *peer, *op, before if takes_any or peer[0] >= 0 else -1
+
+
+def _over(rows: Rows, rank: int, p2p: Int64s, is_open: Bools) -> Iterator[tuple[int, ...]]:
+    """Channels of a whole recorder with nothing in flight, and how many of their ops are over."""
+    one = rows.ranks[rank]
+    keys = np.stack((one.series[p2p], one.trace.name[one.current[p2p]]))
+    channels, which, size = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
+    idle = np.setdiff1d(np.arange(len(size)), which.reshape(-1)[is_open])
+    for of, number, count in zip(*channels[:, idle].tolist(), size[idle].tolist(), strict=True):
+        peer, is_send = _peer(rows, of, rows.trace.names[number])
+        if peer >= 0:
+            yield of, peer, is_send, 0, 0, 0, -1, count
+
+
+def _is_whole(one: RankRows) -> bool:
+    """No record is missing, and the recorder was not reset: no group had sends before."""
+    trace, at = one.trace, one.current[one.is_p2p]
+    first = at[np.unique(trace.pg_id[at], return_index=True)[1]]
+    lacks = one.has_holes or one.resets or trace.holes or (trace.p2p_seq[first] > 1).any()
+    return int(trace.record_id[0]) == 0 and not lacks
+
+
+def _peer(rows: Rows, series: int, name: Name) -> tuple[int, int]:
+    """Global rank of the peer, and 1 for a send; an unknown peer counts as any source."""
+    is_send = name.op.endswith("send")
+    local = name.dst if is_send else name.src
+    ranks = rows.series[series].info.ranks
+    if local is None or local >= len(ranks) or not rows.series[series].is_known:
+        return _ANY_SOURCE, 0
+    return ranks[local], int(is_send)

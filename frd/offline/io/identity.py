@@ -1,4 +1,4 @@
-"""Whose process a trace is of.
+"""Whose process a trace is of, and which files the hashes in traces mean.
 
 Most traces have no rank. The evidence, the better first: the rank that MPI gave (PR), the rank that
 the program logged (CM, or the end of the process), a process that the dump folder knows by host and
@@ -6,7 +6,10 @@ pid, a parent with a rank, digits after "rank" in the file's name. The last one 
 so. Two processes are the same only if nothing else fits: a name of a host that could be two hosts
 matches neither.
 
-What hashes of files mean is in `frd.offline.io.evidence.hashes`.
+A forked child uses hashes that only its parent's trace defines, so hashes are resolved over all
+traces. v1 has hashes of 16 bits, which collide: between jobs, and within one trace. In a trace a
+hash means what this trace or those of its ancestors define. If that is more than one file, nothing
+in a record says which: the hash then means all of them, and its text says so.
 """
 
 from __future__ import annotations
@@ -14,16 +17,14 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from frd.dftracer.kinds import FORKS
-from frd.dftracer.line import Event, Metadata, inline_text
+from frd.dftracer.line import FORKS, Event, Metadata, inline_text
 from frd.model import RankInfo
-from frd.offline.io.evidence.hashes import FileNames, definitions, file_names
 from frd.offline.io.part import Facts
 
 GUESS: Final = "guessed from the file name"
@@ -32,6 +33,69 @@ _UNIT: Final = 1_000
 _RANK_NAME: Final = re.compile(r"Rank (\d{1,9})")
 _IN_FILE_NAME: Final = re.compile(r"rank[-_]?(\d{1,9})|-(\d{1,9})-of-\d+\.pfw", re.IGNORECASE)
 _MAX_RANK: Final = 1 << 30
+_MAX_SHOWN: Final = 3
+"""Names of an ambiguous hash that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileNames:
+    """Names of files by trace and key, see `frd.dftracer.line.file_key`."""
+
+    _common: Mapping[str, str] = field(default_factory=dict)
+    """The name of each hash; of an ambiguous one, the first."""
+    _ambiguous: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """All names of hashes that have several."""
+    _within: Mapping[tuple[Path, str], Sequence[str]] = field(default_factory=dict)
+    """Their names in a trace that defines or inherits them."""
+
+    def names(self, trace: Path, key: str) -> Sequence[str]:
+        """The files that a key may mean; none for a hash that no trace defines."""
+        if (inline := inline_text(key)) is not None:
+            return (inline,)
+        if (several := self._ambiguous.get(key)) is not None:
+            return self._within.get((trace, key), several)
+        return (self._common[key],) if key in self._common else ()
+
+    def text(self, trace: Path, key: str) -> str:
+        """``A or B`` if it may mean both; for an unknown hash, the hash."""
+        names = self.names(trace, key)
+        more = len(names) - _MAX_SHOWN
+        shown = [*names[:_MAX_SHOWN], *([f"{more} more"] if more > 0 else [])]
+        return " or ".join(shown) or f"?{key}"
+
+
+def definitions(facts: Sequence[Facts], kind: str) -> Iterator[tuple[Path, str, str]]:
+    """Trace, hash and text of metadata of a kind."""
+    for one in facts:
+        for meta in one.metadata:
+            if meta.kind == kind:
+                yield one.piece.file.path, meta.key, meta.value
+
+
+def file_names(
+    facts: Sequence[Facts], ancestors: Callable[[], Mapping[Path, Sequence[Path]]]
+) -> FileNames:
+    """`ancestors` are the traces of the ancestors of each trace's processes."""
+    common: dict[str, str] = {}
+    ambiguous: dict[str, dict[str, None]] = {}
+    for _, key, name in definitions(facts, "FH"):
+        if (first := common.setdefault(key, name)) != name:
+            ambiguous.setdefault(key, {first: None})[name] = None
+    if not ambiguous:
+        return FileNames(common)
+    own: dict[tuple[Path, str], dict[str, None]] = defaultdict(dict)
+    for trace, key, name in definitions(facts, "FH"):
+        if key in ambiguous:
+            own[trace, key][name] = None
+    within: dict[tuple[Path, str], Sequence[str]] = {}
+    inherited = ancestors()
+    for one in facts:
+        trace = one.piece.file.path
+        for key in ambiguous.keys() & set(one.files):
+            found = [own.get((path, key), {}) for path in (trace, *inherited.get(trace, ()))]
+            if names := tuple(dict.fromkeys(name for names in found for name in names)):
+                within[trace, key] = names
+    return FileNames(common, {key: tuple(names) for key, names in ambiguous.items()}, within)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -17,9 +17,8 @@ from typing import Final
 import numpy as np
 
 from frd.model import Int64s
-from frd.offline.io.grouped import LEAST, MOST, SUM, Grouped
 from frd.offline.io.intervals import IntervalSet
-from frd.offline.io.part import Part, ProcessPart, Source, step_of
+from frd.offline.io.part import LEAST, MOST, SUM, Grouped, Part, ProcessPart, Source, step_of
 
 MAX_FILES: Final = 1_000
 """Files of a rank that are reported, the slowest first."""

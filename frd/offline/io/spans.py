@@ -17,8 +17,8 @@ from frd.dftracer.block import Block, Calls
 from frd.forms import encodable
 from frd.model import Int64s
 from frd.offline.io.analysis import IoAnalysis, RankIo
+from frd.offline.io.discovery import PieceReader
 from frd.offline.io.part import Source
-from frd.offline.io.reading import PieceReader
 
 COLUMNS: Final = {
     "rank": "int",

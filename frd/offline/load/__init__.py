@@ -1,5 +1,5 @@
 """From folders of dump files to one `Trace`: which files, of which rank, of which job.
 
-Entry points: `job_choice.load_dumps` and `folder.load_trace`. Large folders are read by several
+Entry points: `folder.load_dumps` and `folder.load_trace`. Large folders are read by several
 processes (`frd.readers`).
 """

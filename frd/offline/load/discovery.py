@@ -29,8 +29,7 @@ from frd.errors import DumpError
 from frd.forms import counted, fold_ranks
 from frd.model import MAX_WORLD_SIZE, AttemptKey
 from frd.offline.load.frd_dump import META, DumpFolder, made_by_frd
-from frd.readers.archives import is_archive
-from frd.readers.pool import read_all
+from frd.readers.pool import is_archive, read_all
 
 MAX_FILES = 200_000
 

@@ -1,4 +1,9 @@
-"""A folder of dumps as one `Trace`.
+"""The dumps to analyze as one `Trace`.
+
+A given folder may be one dump, or hold several of `frd dump`, of one job or of many. Dumps of one
+attempt of one job belong together: the last one is judged, and earlier ones show which ops waited
+already. Jobs are never mixed: of several jobs the one that was dumped last is used, and the output
+lists what was left out.
 
 Files are read by all cores, each into columns over dictionaries of its reader; this module joins
 the dictionaries and translates the indexes. Group members that are missing in one dump are
@@ -12,23 +17,24 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from frd.engine.findings import text
-from frd.errors import DumpError
-from frd.flight.columns import NARROW, Dictionaries
-from frd.flight.trace import RankTrace, Trace
+from frd.errors import ConfigError, DumpError
+from frd.flight.trace import NARROW, Dictionaries, RankTrace, Trace
 from frd.forms import fold_ranks
 from frd.model import MAX_WORLD_SIZE, Activity, GroupInfo, Int32s
-from frd.offline.load.discovery import Found, discover, written_ns
-from frd.offline.load.frd_dump import rank_metadata
+from frd.offline.analysis.durations import last_dump_ns
+from frd.offline.load.discovery import MAX_FILES, Found, discover, walk, written_ns
+from frd.offline.load.frd_dump import SUMMARY, DumpFolder, made_by_frd, rank_metadata
 from frd.offline.load.numbering import numbered
-from frd.readers.file_reading import Reading
-from frd.readers.pool import read_all
+from frd.readers.pool import Reading, is_archive, read_all, unpacked
 
 Progress = Callable[[int, int], None]
 """Called with the number of files that are done, and of all."""
@@ -36,6 +42,10 @@ Progress = Callable[[int, int], None]
 MAX_WARNINGS_A_FILE = 8
 _ACROSS = re.compile(r"(?:torchft_quorum_\d+_rank_(\d{1,7}))?", re.ASCII)
 """Groups across replicas of torchft."""
+MAX_DUMPS = 8
+"""The newest dumps of one job, which are read."""
+_MAX_NAMED = 4
+"""Folders that a warning names."""
 
 
 def load_trace(
@@ -282,3 +292,97 @@ def _outside_text(outside: Mapping[int, Sequence[GroupInfo]]) -> str:
         "for replicas of N ranks of torchft use --transform-ft --group-world-size N, "
         "move files of other jobs away"
     )
+
+
+def load_dumps(
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    prefix: str | None = None,
+    ranks: Collection[int] | None = None,
+    progress: Progress | None = None,
+    transform_ft: int | None = None,
+) -> list[Trace]:
+    """All dumps of one job in these folders and archives, oldest first; the arguments are those of
+    `load_trace`, and `progress` is of one folder after the other.
+
+    Raises:
+        ConfigError: the folders are not of one job.
+        DumpError: as `load_trace`.
+    """
+    warnings: list[str] = []
+    folders: list[Path] = []
+    with ExitStack() as stack:
+        for path in map(Path, map(os.path.abspath, paths)):
+            folder = stack.enter_context(unpacked(path)) if is_archive(path) else path
+            folders += [folder] if prefix is not None else _dumps_in(folder, warnings)
+        folders = list(dict.fromkeys(folders))
+        if len(paths) > 1:
+            _check_one_job(folders)
+        load = partial(
+            load_trace, prefix=prefix, ranks=ranks, progress=progress, transform_ft=transform_ft
+        )
+        traces = [*map(load, folders)]
+    traces.sort(key=last_dump_ns)
+    _check_common_ranks(traces)
+    known = dict.fromkeys(warning for trace in traces for warning in trace.warnings)
+    return [*traces[:-1], replace(traces[-1], warnings=(*warnings, *known))]
+
+
+# -- folders that hold several dumps -----------------------------------------------------------
+
+
+def _dumps_in(path: Path, warnings: list[str]) -> list[Path]:
+    """The folder itself, or the dumps of `frd dump` in it, of one attempt of one job."""
+    if made_by_frd(path, []) is not None or not path.is_dir():
+        return [path]
+    found = _made_below(path)
+    if not found:
+        return [path]
+    found.sort(key=lambda made: made.taken_at or 0)
+    key = found[-1].key
+    mine = [made for made in found if made.key == key]
+    others = [made for made in found if made.key != key]
+    if others:
+        names = ", ".join(str(made.root) for made in others[-_MAX_NAMED:])
+        warnings.append(
+            f"{path}: holds dumps of several jobs: took {key.job} attempt {key.attempt}, which was "
+            f"dumped last; left out {len(others)}, such as {names}: name the folder that you mean"
+        )
+    if len(mine) > MAX_DUMPS:
+        warnings.append(
+            f"{path}: {len(mine)} dumps of {key.job}: left out all but the last {MAX_DUMPS}"
+        )
+    return [made.root for made in mine[-MAX_DUMPS:]]
+
+
+def _made_below(path: Path) -> list[DumpFolder]:
+    found: list[DumpFolder] = []
+    seen = 0
+    for parent, folders, names in walk(path, []):
+        seen += len(names)
+        if seen > MAX_FILES:
+            break
+        if SUMMARY in names and (made := made_by_frd(Path(parent), [])) is not None:
+            found.append(made)
+            folders.clear()
+    return found
+
+
+def _check_one_job(folders: Sequence[Path]) -> None:
+    made = [one for path in folders if (one := made_by_frd(path, [])) is not None]
+    for one in made[1:]:
+        first = made[0].key
+        if one.key != first:
+            raise ConfigError(
+                f"folders: {one.root}: is of {one.key.job} attempt {one.key.attempt}, "
+                f"{made[0].root} of {first.job} attempt {first.attempt}: name dumps of one job"
+            )
+
+
+def _check_common_ranks(traces: Sequence[Trace]) -> None:
+    for trace in traces[:-1]:
+        if traces[-1].ranks.keys().isdisjoint(trace.ranks):
+            raise ConfigError(
+                f"folders: {trace.folder}: has no rank in common with {traces[-1].folder}: for one "
+                "dump of several hosts name the folder that holds all of them"
+            )

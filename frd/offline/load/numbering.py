@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from frd.flight.names import Name
+from frd.flight.entry import Name
 from frd.flight.trace import RankTrace, minor_version
 from frd.model import UNKNOWN_SEQ, GroupInfo, Int64s
 

@@ -2,6 +2,9 @@
 
 `load_memory` reads files of telemetry events. The live engine decides what rose, which
 rank was first and what alarms: each job's samples are fed to it.
+
+Dumps and traces may be from another time than a recording: those of another run fit by rank only,
+and a timeline of both is empty between them.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from frd.engine.attempt import Attempt
-from frd.engine.findings.claim import Known
+from frd.engine.findings.builder import Known
 from frd.engine.findings.tracker import Tracker
 from frd.engine.memory.detector import MemoryDetector
 from frd.engine.memory.walk.levels import QUARTER
@@ -23,9 +26,20 @@ from frd.engine.memory.walk.rank_rise import RankRise
 from frd.engine.policy import Policy
 from frd.engine.views import Rise
 from frd.errors import ConfigError, TelemetryError
+from frd.forms import utc_text
 from frd.model import AlignedNs, AttemptKey, Confidence, Finding, FindingState
+from frd.offline.analysis.analyze import Analysis
 from frd.offline.io.analysis import IoAnalysis
-from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank, RecordedRise
+from frd.offline.memory.analysis import (
+    MemoryAnalysis,
+    MemoryJob,
+    MemoryRank,
+    RecordedRise,
+    clocks_text,
+    job_notes,
+    notes_of,
+    summary_of,
+)
 from frd.offline.memory.feed import (
     Feed,
     Lane,
@@ -35,11 +49,10 @@ from frd.offline.memory.feed import (
     process_text,
     series_kinds,
 )
-from frd.offline.memory.notes import clocks_text, job_notes, notes_of, summary_of
 from frd.offline.memory.reading import Progress, read_recording
 from frd.offline.memory.samples import Recorded
 from frd.offline.memory.telemetry import ALLOCATED, RESERVED, USED
-from frd.offline.phases.gains import PhaseSeries
+from frd.offline.phases.rank_phases import PhaseSeries
 from frd.offline.phases.table import PhaseTable, build_phases
 
 CLOCK_UNCERTAINTY_S: Final = 1.0
@@ -52,6 +65,8 @@ _FEW: Final = 2
 _WARMUP_SHARE: Final = 1 / QUARTER
 """Of a short record so much, at most, is taken for the job's start, in which a rise alarms only
 if it goes on."""
+_APART_NS: Final = 600 * 10**9
+"""A tracker may end so long before the last collective of a job, or begin after the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,3 +309,33 @@ def _series(recorded: Recorded, jobs: Sequence[MemoryJob]) -> Iterator[PhaseSeri
             begin, values = recorded.begin_ns[lane.rows], recorded.values[lane.rows]
             for kind, column in series_kinds(lane.stream, np.any(values >= 0, axis=0)):
                 yield PhaseSeries(job.job, lane.stream.rank, kind, begin, values[:, column])
+
+
+def other_times(
+    memory: MemoryAnalysis, dumps: Analysis | None, io: IoAnalysis | None
+) -> Iterator[str]:
+    """A warning for dumps, and for traces, that are of a quite different time."""
+    ranks = [usage for job in memory.jobs for usage in job.ranks.values()]
+    begin, end = min(one.first_ns for one in ranks), max(one.last_ns for one in ranks)
+    for what, times in (("dumps", _of_dumps(dumps)), ("traces", _of_traces(io))):
+        if times and (min(times) > end + _APART_NS or max(times) < begin - _APART_NS):
+            yield (
+                f"the {what} are from {utc_text(min(times))} to {utc_text(max(times))}, and the "
+                f"samples from {utc_text(begin)} to {utc_text(end)}: name files of one run"
+            )
+
+
+def _of_dumps(dumps: Analysis | None) -> list[int]:
+    if dumps is None:
+        return []
+    times: list[int] = []
+    for rank, trace in dumps.trace.ranks.items():
+        if len(known := trace.created_ns[trace.created_ns > 0]):
+            offset = dumps.clock_offsets_ns.get(rank, 0)
+            times += [int(known.min()) + offset, int(known.max()) + offset]
+    return times
+
+
+def _of_traces(io: IoAnalysis | None) -> list[int]:
+    known = [one.usage for one in io.ranks if one.usage.events] if io is not None else []
+    return [at for usage in known for at in (usage.first_ns, usage.last_ns)]

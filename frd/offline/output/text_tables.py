@@ -12,8 +12,7 @@ import numpy as np
 
 from frd.flight import progress
 from frd.flight.batches import closing_rows
-from frd.flight.entry import Frame
-from frd.flight.names import Name
+from frd.flight.entry import Frame, Name
 from frd.flight.progress import NameFacts, given_up
 from frd.flight.trace import COMPLETED, STATES, RankTrace
 from frd.forms import fold_ranks, utc_text

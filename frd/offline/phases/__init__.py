@@ -5,5 +5,5 @@ in which phase a rank was in an interval, and how sure that is; and how much mem
 gained. Times are those of the host's clock.
 
 Entry points: `table.build_phases`, `table.PhaseTable`; `marks.PhaseMark` is what goes in,
-`answer.PhaseAnswer` and `gains.PhaseGain` are what comes out.
+`answer.PhaseAnswer` and `rank_phases.PhaseGain` are what comes out.
 """

@@ -19,7 +19,7 @@ import grpc
 from frd.config import TlsFiles
 from frd.credentials import read_credential
 from frd.errors import ConfigError
-from frd.service.access.reloaded import Reloaded
+from frd.service.access.grants import Reloaded
 
 
 @dataclass(frozen=True, slots=True)

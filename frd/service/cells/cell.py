@@ -22,18 +22,16 @@ from frd.model import AlignedNs, Finding, FindingEvent
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.real_time import RealTime
 from frd.service.evidence.asker import Asker
-from frd.service.evidence.dumps import Dumper
-from frd.service.evidence.inquiries import Inquiries
+from frd.service.evidence.inquiries import Dumper, Inquiries
 from frd.service.findings.evaluator import Evaluator
 from frd.service.findings.keepers import Keeper
-from frd.service.findings.people import People
-from frd.service.findings.silences import Silences
+from frd.service.findings.people import People, Silences
 from frd.service.ingest.collector import Home
 from frd.service.ingest.job_runs import REASON as JOB_NAME
 from frd.service.ingest.shared import Shared
 from frd.service.ingest.streams import Streams
-from frd.service.journal.log import Log
 from frd.service.journal.payloads import limits_of, settings_of
+from frd.service.journal.writer import Log
 from frd.service.state import Counters, ServiceState
 from frd.store.dumps import DumpStore
 

@@ -1,8 +1,11 @@
 """Takes over, hands over and drops cells, as the lease decides.
 
 A cell that is being taken over or handed over has one task. Agents that connect meanwhile wait (see
-`homes`). A cell that another replica has claimed is dropped on the spot: what its engine knows is
+`replica`). A cell that another replica has claimed is dropped on the spot: what its engine knows is
 out of date from then on, and nothing of it may be shown.
+
+A service without a cluster has one cell, which is its own for good, on the disk of this machine.
+That no other process uses the same data directory is ensured by a lock on it (`frd.service.app`).
 """
 
 from __future__ import annotations
@@ -17,17 +20,20 @@ from functools import partial
 from typing import Final, Protocol
 
 from frd.cluster.cells import CELLS, preferred
-from frd.cluster.lease import Lease
+from frd.cluster.lease import ClusterView, Lease
 from frd.engine.matching.learned_pauses import JobPauses
-from frd.errors import FrdError
+from frd.errors import FrdError, StoreError
 from frd.model import Finding, FindingState
 from frd.service.cells.cell import Cell, Common
-from frd.service.cells.cells import Cells
-from frd.service.findings.keepers import Keeper
-from frd.service.ingest.collector import Homes
-from frd.service.journal.log import Log
-from frd.service.journal.writer import JournalWriter
+from frd.service.cells.cells import WHOLE, Cells
+from frd.service.findings.keepers import Keeper, LocalKeeper
+from frd.service.findings.notifier import Notifier
+from frd.service.findings.people import LocalKeys
+from frd.service.ingest.collector import Home, Homes
+from frd.service.journal.payloads import limits_of, settings_of
+from frd.service.journal.writer import JournalWriter, Log
 from frd.service.state import CellState, ClusterState
+from frd.store.findings import FindingStore
 
 _AGAIN_S: Final = 0.2
 _MOVED: Final = "another replica has its jobs now"
@@ -289,3 +295,54 @@ class Holding:
         await self.lease.stop()
         await self.close()
         await asyncio.to_thread(self.journal.close)
+
+
+async def hold_alone(
+    common: Common, cells: Cells, store: FindingStore, notices: Notifier
+) -> Holding:
+    await common.silences.keep_in(LocalKeys(store))
+    lease = LocalLease()
+    journal = open_journal(common)
+    owner = CellOwner(common, cells, LocalArchive(journal, store), lease, notices.take_up)
+    await owner.take_over(WHOLE, 0, "start")
+    return Holding(lease, owner, OneHome(cells), journal)
+
+
+def open_journal(common: Common) -> JournalWriter:
+    config, now = common.config(), common.now
+    return JournalWriter(
+        config.data_dir / "journal",
+        settings=settings_of(config, now.ahead_ns),
+        now=now(),
+        limits=limits_of(config),
+    )
+
+
+class LocalLease(Lease):
+    view = ClusterView()
+
+
+class OneHome:
+    """All streams belong to the same cell."""
+
+    def __init__(self, cells: Cells) -> None:
+        self._cells = cells
+
+    async def find(self, job: str | None) -> Home:
+        return self._cells[WHOLE].home
+
+
+class LocalArchive:
+    """The data directory of this machine."""
+
+    def __init__(self, journal: JournalWriter, findings: FindingStore) -> None:
+        self._journal = journal
+        self._findings = findings
+
+    async def open(self, cell: int, claim: int) -> Opened:
+        whole, keeper, store = self._journal.whole(), LocalKeeper(self._findings), self._findings
+        try:
+            return Opened(whole, keeper, store.open_findings(), store.pauses())
+        except StoreError as error:
+            log.error("%s: the service begins without earlier findings", error)
+            return Opened(whole, keeper)

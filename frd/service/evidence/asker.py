@@ -20,10 +20,8 @@ from frd.engine.evidence.nccl import opinion
 from frd.engine.evidence.questions import Question, QuestionKind
 from frd.errors import FrdError, ServiceUnavailable, StoreError, WireError
 from frd.model import AlignedNs
-from frd.service.evidence.dumps import Dumper
-from frd.service.evidence.inquiries import Inquiries
-from frd.wire.ras import decode_ras
-from frd.wire.waits import decode_report
+from frd.service.evidence.inquiries import Dumper, Inquiries
+from frd.wire.waits import decode_ras, decode_report
 
 WAIT_REPORT: Final = "wait_report"
 RAS_REPORT: Final = "ras_report"

@@ -24,11 +24,10 @@ from frd.engine.views import StatusView
 from frd.errors import ServiceUnavailable
 from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState, Kind
 from frd.service.findings.keepers import Keeper
-from frd.service.findings.people import Mark, People
-from frd.service.findings.silences import Silences
+from frd.service.findings.people import Mark, People, Silences
 from frd.service.ingest.shared import Shared
-from frd.service.journal.log import Log
 from frd.service.journal.payloads import Dismissal, encode_pauses, encode_payload
+from frd.service.journal.writer import Log
 from frd.service.periodic import Faults
 from frd.service.state import ServiceState
 from frd.store.records import RecordKind

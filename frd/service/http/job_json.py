@@ -25,11 +25,12 @@ from frd.service.http.json_api import (
     attempt_head,
     group_json,
     head,
+    memory_json,
     node_json,
     pace_json,
     rank_json,
+    rises_json,
 )
-from frd.service.http.memory_json import memory_json, rises_json
 from frd.service.state import NodeView, ServiceState, rank_states, unwatched
 
 Json: TypeAlias = dict[str, Any]

@@ -20,8 +20,7 @@ from frd.forms import encodable, utc_ns, utc_text
 from frd.model import AlignedNs, Finding, FindingState, Note
 from frd.service.access.grants import GRANT, MAX_NAME_CHARS, Grant
 from frd.service.findings import people
-from frd.service.findings.people import Mark
-from frd.service.findings.silences import Scope, Silence
+from frd.service.findings.people import Mark, Scope, Silence
 from frd.service.http import parameters
 from frd.service.http.answers import API_VERSION, json_answer, refuse
 from frd.service.journal.payloads import Dismissal

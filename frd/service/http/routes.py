@@ -33,8 +33,8 @@ from frd.model import AlignedNs, FindingState, Kind
 from frd.service.access.grants import Tokens
 from frd.service.access.refusals import Refusals
 from frd.service.evidence.logs import logs_json
+from frd.service.findings.people import Refused
 from frd.service.findings.report import report
-from frd.service.findings.silences import Refused
 from frd.service.http import parameters
 from frd.service.http.answers import (
     API_VERSION,

@@ -32,7 +32,7 @@ from frd.service.ingest.declarations import OTHER_JOBS, Reportable
 from frd.service.ingest.shared import FAULT
 from frd.service.ingest.streams import Stream, Streams
 from frd.wire.bundle import unbundled
-from frd.wire.encode import encode_service
+from frd.wire.codec import encode_service
 from frd.wire.messages import Goodbye, Redirect, Refusal, ResponsePart, ServiceEvent
 
 ACK_EVERY_S: Final = 1.0

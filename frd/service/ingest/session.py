@@ -36,13 +36,12 @@ from frd.model import (
     UInt32s,
     WatermarkColumns,
 )
-from frd.service.clocks.agent_clocks import SessionKey
-from frd.service.clocks.alignments import claim_ns, guess
+from frd.service.clocks.agent_clocks import SessionKey, claim_ns, guess
 from frd.service.ingest.buffers import Outcome
 from frd.service.ingest.declarations import Declarations, DeclaredRank
 from frd.service.ingest.shared import FAULT, Shared
 from frd.service.ingest.stream_handles import StreamHandles
-from frd.wire.decode import Decoder
+from frd.wire.codec import Decoder
 from frd.wire.messages import (
     AgentEvent,
     Declare,

@@ -19,13 +19,12 @@ from typing import Final
 from frd.engine.clocks.alignment import Alignment
 from frd.errors import FrdError
 from frd.model import AlignedNs, AttemptKey, EntryColumns, MemoryColumns
-from frd.service.clocks.agent_clocks import AgentClock, AgentClocks
-from frd.service.clocks.alignments import encode
+from frd.service.clocks.agent_clocks import AgentClock, AgentClocks, encode
 from frd.service.ingest.job_runs import JobWarning, Refusal
 from frd.service.ingest.nodes import Nodes
 from frd.service.ingest.session import ROWS, SAMPLES, SLOW_NS, Session
 from frd.service.ingest.shared import Shared
-from frd.service.journal.log import Log
+from frd.service.journal.writer import Log
 from frd.service.metrics.recent_peak import RecentPeak
 from frd.store.records import RecordKind
 from frd.wire.limits import check_message

@@ -18,7 +18,7 @@ from frd.engine.engine import Engine
 from frd.engine.evidence.answers import Answer
 from frd.errors import FrdError
 from frd.model import AlignedNs, Finding, FindingEvent, FindingState
-from frd.service.clocks.alignments import decode
+from frd.service.clocks.agent_clocks import decode
 from frd.service.ingest.session import Session
 from frd.service.ingest.shared import Shared
 from frd.service.journal.payloads import (

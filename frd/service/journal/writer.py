@@ -1,4 +1,6 @@
-"""The journal on the local disk: a thread, so that a slow disk never delays the event loop.
+"""The record of accepted input, as a cell writes it; what it needs for a replay.
+
+The journal on the local disk is a thread, so that a slow disk never delays the event loop.
 
 The event loop collects records and passes them to the thread in batches, at ticks of an engine or
 when a batch is large. The cells of a process share it. If the thread falls behind, messages are
@@ -12,16 +14,14 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from frd.model import AlignedNs
-from frd.service.journal.log import Log
-from frd.service.journal.preamble import Preamble
 from frd.store.journal import Journal, JournalLimits
-from frd.store.records import OF_STREAMS, Record, RecordKind
+from frd.store.records import OF_STREAMS, Record, RecordKind, cell_tag
 from frd.wire.messages import AgentEvent, Declare, Hello, ResponsePart
 
 _BATCH_BYTES: Final = 4 * 1024 * 1024
@@ -31,8 +31,33 @@ MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 _Batch: TypeAlias = list[tuple[Record, bool]]
 """Records; the flag is true if the record belongs to its stream's preamble."""
 
-
 log = logging.getLogger(__name__)
+
+
+class Log(Protocol):
+    """The methods are for the event loop. Without an implementation they do nothing."""
+
+    def record(
+        self, kind: RecordKind, at: AlignedNs, stream: int = 0, payload: bytes = b""
+    ) -> None:
+        """Anything but a message or a tick; see `RecordKind`."""
+        return
+
+    def message(self, stream: int, at: AlignedNs, data: bytes, event: AgentEvent) -> None:
+        """An accepted message."""
+        return
+
+    def tick(self, at: AlignedNs) -> None:
+        """The engine advanced; what waits is written now."""
+        return
+
+    def adopt(self, settings: bytes, limits: JournalLimits, at: AlignedNs) -> None:
+        """The settings and limits of all later records."""
+        return
+
+    def end(self, at: AlignedNs) -> None:
+        """The cell is no longer here: nothing is recorded any more."""
+        return
 
 
 class JournalWriter:
@@ -173,3 +198,49 @@ class CellJournal(Log):
         if self._tag:
             self.record(RecordKind.LEFT, at)
         self._has_ended = True
+
+
+class Preamble:
+    """Sees all records of a journal in order."""
+
+    def __init__(self) -> None:
+        self._cells: dict[int, Record] = {}
+        """START of each cell of a cluster, with its present settings, by tag."""
+        self._learned: dict[int, Record] = {}
+        """By the tag of the cell."""
+        self._live: dict[int, list[Record]] = {}
+        self._aligned: dict[int, Record] = {}
+        """The last alignment of each stream."""
+
+    def see(self, record: Record, *, declares: bool) -> None:
+        """`declares`: later records of its stream depend on it."""
+        if declares:
+            self._live.setdefault(record.stream, []).append(record)
+        elif record.kind is RecordKind.ALIGNED:
+            self._aligned[record.stream] = record
+        elif record.kind is RecordKind.LEARNED:
+            self._learned[record.stream] = record
+        elif record.kind is RecordKind.CLOSED:
+            self._forget(record.stream)
+        elif record.kind is RecordKind.LEFT:
+            self._cells.pop(record.stream, None)
+            self._learned.pop(record.stream, None)
+            for stream, records in list(self._live.items()):
+                if cell_tag(records[0]) == record.stream:
+                    self._forget(stream)
+        elif record.stream and record.kind in (RecordKind.START, RecordKind.SETTINGS):
+            self._cells[record.stream] = Record(
+                RecordKind.START, record.at, record.stream, record.payload
+            )
+
+    def records(self) -> Iterator[Record]:
+        """Those of what is live, without START of the process."""
+        yield from self._cells.values()
+        yield from self._learned.values()
+        for records in self._live.values():
+            yield from records
+        yield from self._aligned.values()
+
+    def _forget(self, stream: int) -> None:
+        self._live.pop(stream, None)
+        self._aligned.pop(stream, None)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from frd.cli.commands.demo.scenarios import Scenario
-from frd_agent.ranks.stacks.outside import NoStack, py_spy
+from frd_agent.ranks.stacks.reader import NoStack, py_spy
 from tests.world.daemons import JOBS, findings, frd, until, watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.recorder, pytest.mark.timeout(240)]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from frd.rpc import Context, job_metadata
-from frd.wire.decode import decode_service
+from frd.wire.codec import decode_service
 from frd.wire.messages import Ack
 from tests.sim.kernel import Kernel
 from tests.sim.network import Conn, Link

@@ -15,16 +15,15 @@ from frd.cluster.cells import cell_of
 from frd.cluster.heartbeats import HeartbeatLease
 from frd.cluster.lease import Replica
 from frd.config import ClusterOptions, Config
-from frd.config.sections import NotifyTarget, StoreLimits
+from frd.config.settings import NotifyTarget, StoreLimits
 from frd.errors import ClusterError
 from frd.model import EntryColumns, FindingEvent, ServiceRawNs
 from frd.rpc import Context
 from frd.service.access.admission import Admission
 from frd.service.cells.cell import Cell, Common
 from frd.service.cells.cells import Cells
-from frd.service.cells.homes import LateHomes, NoLog, ReplicaHomes
 from frd.service.cells.owner import Archive, CellOwner, Opened
-from frd.service.cells.replica import SharedArchive, copy
+from frd.service.cells.replica import LateHomes, NoLog, ReplicaHomes, SharedArchive, copy
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.real_time import RealTime
 from frd.service.findings.evaluator import TICK_S

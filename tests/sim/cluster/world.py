@@ -19,8 +19,7 @@ from frd.cluster.cells import cell_of
 from frd.model import FindingEvent
 from frd.service.cells import owner
 from frd.service.cells.owner import Opened
-from frd_agent.uplink.endpoint import Endpoint, Target
-from frd_agent.uplink.route import Route
+from frd_agent.uplink.route import Endpoint, Route, Target
 from tests.sim.agent import SimAgent
 from tests.sim.clocks import draw_host
 from tests.sim.cluster.calls import ClusterConn

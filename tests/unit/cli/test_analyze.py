@@ -249,7 +249,7 @@ def test_a_file_that_cannot_be_finished_leaves_nothing(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("frd.offline.output.table_files.json_bytes", full)
+    monkeypatch.setattr("frd.offline.output.export.json_bytes", full)
     with pytest.raises(frd.errors.StoreError, match="No space left"):
         export(analysis, tmp_path / "a.json")
     check_new(tmp_path / "a.json")

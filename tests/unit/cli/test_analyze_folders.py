@@ -13,7 +13,7 @@ import pytest
 
 import frd
 from frd.cli import FINDINGS_PRESENT, USAGE
-from frd.offline.load.job_choice import MAX_DUMPS
+from frd.offline.load.folder import MAX_DUMPS
 from tests.unit.cli.shell import Shell
 from tests.world.dump_files import T0, as_torch, document, entry
 

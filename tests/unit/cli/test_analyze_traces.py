@@ -219,7 +219,7 @@ def test_a_timeline_says_what_it_leaves_out(
     shell: Shell,
 ) -> None:
     """More spans than a timeline may have: a line that names the ranks and where all spans are."""
-    monkeypatch.setattr("frd.offline.output.io_tracks.MAX_SPANS", 50)
+    monkeypatch.setattr("frd.offline.output.timeline.MAX_SPANS", 50)
     said = shell("analyze", "--traces", traces, f"--timeline={tmp_path / 't.pftrace'}").err
     assert "not drawn: the " in said
     assert "shortest spans of ranks 0-2: a timeline has at most the 50 longest of each" in said

@@ -17,7 +17,7 @@ import pytest
 
 from frd.cli import BLIND, FAILED, FINDINGS_PRESENT
 from frd.cli.commands.findings.people import said_by
-from frd.cli.screens.watching import watching_text
+from frd.cli.screens.records import watching_text
 from tests.unit.cli.shell import Shell
 from tests.world.daemons import run_program, until
 from tests.world.http_service import (

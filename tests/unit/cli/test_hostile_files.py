@@ -23,7 +23,7 @@ from frd.flight.entry import Entry
 from frd.forms import csv_cell
 from frd.model import AlignedNs
 from frd.offline.load.folder import load_trace
-from frd.readers.file_reading import load_dump
+from frd.readers.pool import load_dump
 from frd.service.journal.payloads import Dismissal, Settings, encode_finding, encode_payload
 from frd.store.journal import Journal, JournalLimits
 from frd.store.records import Record, RecordKind

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frd.dftracer.key_table import KeyTable
+from frd.dftracer.block import KeyTable
 
 KEYS = st.tuples(st.integers(0, 3), st.integers(0, 3))
 BLOCKS = st.lists(st.lists(st.tuples(KEYS, st.booleans()), min_size=1, max_size=30), max_size=8)

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from frd.engine.clocks.uncertain_time import UNKNOWN_NS, RankClocks, UncertainTime, ties
+from frd.engine.clocks.alignment import UNKNOWN_NS, RankClocks, UncertainTime, ties
 from frd.engine.findings.headlines import worded
-from frd.engine.hangs.claims import claim_of
+from frd.engine.hangs.detector import claim_of
 from frd.engine.hangs.diagnosis import diagnose
 from frd.engine.hangs.facts import Fact, RankFacts
 from frd.engine.hangs.ops_in_flight import Instance, Waits

@@ -9,9 +9,9 @@ import pytest
 
 from frd.flight.batches import closing_rows
 from frd.flight.bulk import parse_columns
-from frd.flight.columns import Dictionaries
 from frd.flight.decode import parse
 from frd.flight.pickles.lockstep import read
+from frd.flight.trace import Dictionaries
 from tests.world.dump_files import T0, as_json, as_torch, document, entry
 from tests.world.entries import Ring
 

@@ -11,11 +11,11 @@ import pytest
 
 from frd.errors import DumpError
 from frd.flight.bulk import parse_columns
-from frd.flight.columns import Dictionaries, FileColumns, columns_of
 from frd.flight.decode import parse
 from frd.flight.pickles import lockstep
 from frd.flight.pickles.layout import Kind, Layout, Step, layout_of
-from frd.flight.pickles.walk import Walk
+from frd.flight.pickles.lockstep import Walk
+from frd.flight.trace import Dictionaries, FileColumns, columns_of
 from tests.world.dump_files import FRAMES, T0, Runs, as_json, as_torch, document, entry, spelled_out
 
 TRACES = Path(__file__).parents[4] / "shared" / "traces"

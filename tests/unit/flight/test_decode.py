@@ -16,7 +16,7 @@ from frd.errors import DumpError
 from frd.flight.decode import MAX_WARNINGS, parse
 from frd.flight.entry import Dump, Hole, Status
 from frd.model import GroupInfo
-from frd.readers.file_reading import load_dump
+from frd.readers.pool import load_dump
 from tests.world.dump_files import document, entry
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from frd.flight.columns import Dictionaries, columns_of
-from frd.flight.entry import Dump, Entry
-from frd.flight.names import Name, coalesced, parse_profiling_name
+from frd.flight.entry import Dump, Entry, Name, coalesced, parse_profiling_name
+from frd.flight.trace import Dictionaries, columns_of
 from frd.model import Signature
 
 

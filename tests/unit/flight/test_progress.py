@@ -9,14 +9,13 @@ from typing import Final
 import numpy as np
 import pytest
 
-from frd.flight.entry import Dump, Entry, State
-from frd.flight.names import Name
+from frd.flight.entry import Dump, Entry, Name, State
 from frd.flight.progress import NEVER
 from frd.flight.trace import COMPLETED, RankTrace, Trace
 from frd.model import AttemptKey
-from frd.offline.analysis.channels import channels_of
 from frd.offline.analysis.clocks import clocks_of
 from frd.offline.analysis.rows import Rows, rows_of
+from frd.offline.analysis.verdict import channels_of
 from frd.offline.analysis.watermarks import pair_watermarks
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.rows import channel_columns

@@ -14,8 +14,8 @@ import frd
 from frd.flight.entry import Frame, Status
 from frd.model import Activity, Confidence, Kind, Reason
 from frd.offline.analysis.analyze import Analysis, analyze
-from frd.offline.analysis.channels import channels_of
 from frd.offline.analysis.rows import rows_of
+from frd.offline.analysis.verdict import channels_of
 from tests.unit.offline.test_torchfrtrace_cases import analysis
 from tests.world.traces import Folder, Row, done, suspects, waits
 

@@ -17,8 +17,8 @@ import pytest
 
 from frd.errors import DumpError
 from frd.flight.trace import Trace
-from frd.offline.load.job_choice import load_dumps
-from frd.readers import archives
+from frd.offline.load.folder import load_dumps
+from frd.readers import pool
 from frd.readers.pool import ReaderProcess
 from tests.world.dump_files import T0, as_torch, document, entry
 
@@ -159,7 +159,7 @@ def test_no_more_is_written_for_a_process_that_has_ended(
     parents = iter([7, 7, 7, 1])
     monkeypatch.setattr(os, "getppid", lambda: next(parents))
     archive = tar_of(tmp_path / "d.tar", *(member(f"d_{at}") for at in range(5)))
-    assert "has ended" in archives.write_members(archive, tmp_path / "into")
+    assert "has ended" in pool.write_members(archive, tmp_path / "into")
     assert len([*(tmp_path / "into").iterdir()]) == 2
 
 
@@ -199,15 +199,15 @@ def test_too_much_in_an_archive(
     """One large file, or many small ones of a block each: refused before the limit is passed."""
     members = (member(f"d_{at}") for at in range(count))
     archive = tar_of(tmp_path / "d.tar", *members, data=data)
-    monkeypatch.setattr(archives, "_MAX_UNPACKED_BYTES", 8192)
-    error = archives.write_members(archive, tmp_path / "into")
+    monkeypatch.setattr(pool, "_MAX_UNPACKED_BYTES", 8192)
+    error = pool.write_members(archive, tmp_path / "into")
     assert f"'d_{count - 1}': over 8192 bytes" in error
     assert len([*(tmp_path / "into").glob("*")]) == count - 1
 
 
 def test_a_header_that_needs_all_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small file that unpacks to a name of 256 MiB costs the process that reads it, no more."""
-    monkeypatch.setattr(archives, "ReaderProcess", partial(ReaderProcess, 128 << 20))
+    monkeypatch.setattr(pool, "ReaderProcess", partial(ReaderProcess, 128 << 20))
     archive, header = tmp_path / "d.tar.gz", member("x", tarfile.XHDTYPE, size=256 << 20)
     with gzip.open(archive, "wb", compresslevel=1) as out:
         out.write(header.tobuf(tarfile.USTAR_FORMAT) + bytes(256 << 20))

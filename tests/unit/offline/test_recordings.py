@@ -13,7 +13,6 @@ import pytest
 
 import frd
 from frd.offline.memory import reading, samples
-from frd.offline.memory.events import pool
 from frd.offline.memory.samples import Recorded
 from frd.offline.memory.telemetry import Origin
 from frd.offline.phases.marks import PhaseMark
@@ -96,7 +95,7 @@ def test_compressed_files_are_not_read_here(
     """However small, and whatever its name: a limited process unpacks it, also one that unpacks to
     a thousand times its size."""
     opened: list[Path] = []
-    monkeypatch.setattr(pool, "EventFile", lambda piece: opened.append(piece.path))
+    monkeypatch.setattr(reading, "EventFile", lambda piece: opened.append(piece.path))
     packed = write(tmp_path / "b.jsonl.gz", mixed(3)).rename(tmp_path / "b.jsonl")
     recorded, _ = read(packed)
     assert {stream.rank for stream in recorded.streams} == {3}

@@ -22,7 +22,7 @@ MOST = 46
 were keys of the policy that no site had to set."""
 MEMORY = [
     *sorted((ENGINE / "memory").rglob("*.py")),
-    *(ENGINE.parent / "offline/memory" / name for name in ("analyze.py", "feed.py", "notes.py")),
+    *(ENGINE.parent / "offline/memory" / name for name in ("analysis.py", "analyze.py", "feed.py")),
 ]
 """What decides about memory, live and of files."""
 MOST_OF_MEMORY = 30

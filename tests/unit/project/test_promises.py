@@ -38,7 +38,7 @@ from frd_agent.memory.watch import MemoryView
 from frd_agent.metrics import AgentCollector
 from frd_agent.node_time import NodeTime
 from frd_agent.uplink.dictionary import Dictionary
-from frd_agent.uplink.endpoint import Endpoint
+from frd_agent.uplink.route import Endpoint
 from frd_agent.uplink.uplinks import Uplinks
 from scripts import runbooks
 from tests.docs import parsers

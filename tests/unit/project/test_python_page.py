@@ -14,9 +14,8 @@ import pytest
 import frd
 from frd.flight.trace import RankTrace, Trace
 from frd.model import Bools, Float64s, Int32s, Int64s, UInt8s
-from frd.offline.analysis.analyze import Analysis, DumpReport
+from frd.offline.analysis.analyze import Analysis, DumpReport, GroupReport, RankReport
 from frd.offline.analysis.collectives import Collective, Collectives
-from frd.offline.analysis.reports import GroupReport, RankReport
 from frd.offline.analysis.verdict import Waiting
 from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank, RecordedRise
 from tests.world.dump_files import as_json, document, entry

@@ -11,12 +11,11 @@ import pytest
 
 from frd.engine.clocks.alignment import WANDER_PPM, Alignment
 from frd.engine.clocks.estimator import Exchange
-from frd.engine.matching.clock_hints import ClockHint
+from frd.engine.matching.arrivals import ClockHint
 from frd.errors import StoreError
 from frd.model import NodeNs, NodeRawNs, ServiceRawNs, WatermarkColumns
 from frd.service.clocks import agent_clocks as module
-from frd.service.clocks.agent_clocks import AgentClock, AgentClocks
-from frd.service.clocks.alignments import claim_ns, decode, guess
+from frd.service.clocks.agent_clocks import AgentClock, AgentClocks, claim_ns, decode, guess
 from frd.service.clocks.real_time import RealTime
 from frd.wire.clock import Readings
 from frd.wire.messages import Hello, Watermarks

@@ -16,14 +16,14 @@ from frd.service.access import refusals
 from frd.service.access.admission import Admission
 from frd.service.access.grants import Tokens
 from frd.service.access.token_bucket import TokenBucket
-from frd.service.cells.homes import LateHomes
+from frd.service.cells.replica import LateHomes
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import Pings
 from frd.service.clocks.real_time import RealTime
 from frd.service.ingest.collector import Ingest
 from frd.service.servers import GrpcServer
 from frd_agent.config import load
-from frd_agent.uplink.endpoint import Endpoint, Target
+from frd_agent.uplink.route import Endpoint, Target
 from tests.world.daemons import async_until
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 from frd.engine.views import AttemptView
 from frd.model import AlignedNs, AttemptKey, Flags
-from frd.service.pace import Paces
+from frd.service.state import Paces
 from tests.world.attempt import Job, at
 from tests.world.views import TRAIN, attempt_view, rank_view
 

@@ -8,8 +8,7 @@ from frd.errors import WireError
 from frd.v1 import stream_pb2 as pb
 from frd.wire.bundle import _MOST_BYTES as MOST_BYTES
 from frd.wire.bundle import bundles, unbundled
-from frd.wire.decode import Decoder
-from frd.wire.encode import encode_agent
+from frd.wire.codec import Decoder, encode_agent
 from frd.wire.messages import MAX_BUNDLED, MAX_MESSAGE_BYTES, Goodbye, Part, ResponsePart
 from tests.unit.wire.test_messages import HELLO, refusal
 

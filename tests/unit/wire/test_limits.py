@@ -10,9 +10,8 @@ import pytest
 
 from frd.errors import WireError
 from frd.v1 import stream_pb2 as pb
+from frd.wire.codec import decode_service, encode_service
 from frd.wire.declarations import MAX_RANKS
-from frd.wire.decode import decode_service
-from frd.wire.encode import encode_service
 from frd.wire.limits import LIMITS, MAX_MEMBERS, OTHER_FIELDS, check_message
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,

@@ -35,8 +35,7 @@ from frd.model import (
     Stage,
 )
 from frd.v1 import stream_pb2 as pb
-from frd.wire.decode import Decoder, decode_service
-from frd.wire.encode import encode_agent, encode_service
+from frd.wire.codec import Decoder, decode_service, encode_agent, encode_service
 from frd.wire.limits import check_message
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,

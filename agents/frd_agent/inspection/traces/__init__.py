@@ -5,8 +5,8 @@ ended and never the one that is blocked. The trace is found by the descriptors o
 through them, on a helper thread with a deadline, only while it grows, and never if the rank is
 stuck in the file system that the trace is on.
 
-`open_traces` finds traces; `storage` decides whether one may be read; `followed` reads it; `tail`
-turns bytes into records; `history` keeps what they say; `witness` adds that to a rank's report.
+`followed` finds traces, decides whether one may be read, reads it and turns bytes into records;
+`history` keeps what they say; `witness` adds that to a rank's report.
 
 Entry points: `witness.Traces`, one for all ranks, and `witness.Witness`, one for each.
 """

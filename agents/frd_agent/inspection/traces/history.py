@@ -11,15 +11,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from frd.dftracer.kinds import ITEMS, Kind, kind_of
 from frd.dftracer.line import (
+    ITEMS,
     TRACER,
     Event,
+    Kind,
     Metadata,
     Phase,
     Record,
     file_hash,
     inline_text,
+    kind_of,
 )
 
 _MAX_NAMES: Final = 1024

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from frd.dftracer.kinds import Kind, may_read_next
+from frd.dftracer.line import Kind, may_read_next
 from frd.forms import duration_text
 from frd.model import Certainty, NodeNs, NodeRawNs, WaitKind
 from frd.wire.waits import WaitReport
@@ -25,16 +25,17 @@ from frd_agent.inspection.claims import (
 )
 from frd_agent.inspection.reading.files import open_file, printable, read_mounts
 from frd_agent.inspection.syscalls import Class
-from frd_agent.inspection.traces.followed import Followed, Traces
-from frd_agent.inspection.traces.history import LastCall, Names, end_ns
-from frd_agent.inspection.traces.open_traces import (
+from frd_agent.inspection.traces.followed import (
+    Buffering,
+    Followed,
     OpenTrace,
+    Traces,
     named,
     open_paths,
     open_traces,
     refreshed,
 )
-from frd_agent.inspection.traces.tail import Buffering
+from frd_agent.inspection.traces.history import LastCall, Names, end_ns
 from frd_agent.inspection.tracking import ENOUGH, Wait
 from frd_agent.proc import inner_pid
 

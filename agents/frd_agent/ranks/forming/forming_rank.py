@@ -1,28 +1,44 @@
-"""A process that is going to be a rank, but has no process group yet.
+"""A process that is going to be a rank, but has no process group yet; and ranks at rest.
 
 It is reported as a rank of its attempt, with the stage that its tap reports and without any group.
 When it has its groups, a `Rank` takes its place: for the service the same process of the same rank.
 Nothing is known of its collectives, and it has no socket: its Python stack comes from py-spy, or
 from what its tap wrote last.
+
+Taps report a long initialization, and where a rank is at rest, by files; nothing in them is trusted
+(`token_files`). A file of a process that is no rank yet has a *claim*: the identity that follows
+from the environment of the process. Whether the claim is true is not known here.
+
+A tap publishes frames and processor time of the thread that runs the program, about once a second
+while the counters of the rank rest. One look shows a moment; two of them that show the same place
+and hardly any processor time in between show one wait (`frd.flight.stacks.waits`), as two stacks do
+that are requested, but they cost the rank nothing that it could notice. A rank at rest in native
+code may wait for another rank, in work that it has posted. The kernel shows whether that can be:
+then its main thread waits for another thread.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
 
 from frd.errors import DumpError
+from frd.flight.stacks.text import is_of_standard_library, stack_of
+from frd.flight.stacks.waits import Call, is_one_wait, place_of
 from frd.forms import exit_text
-from frd.model import NodeRawNs, RankState, RankStatus, Stage
+from frd.model import NATIVE, REST, NodeNs, NodeRawNs, RankState, RankStatus, Stage
 from frd_agent import tap
-from frd_agent.addresses.log import Log
+from frd_agent.addresses.read import Log
 from frd_agent.proc import Vital
-from frd_agent.ranks.forming.stage_files import StageReport
 from frd_agent.ranks.process import Process
 from frd_agent.ranks.rank import Rank, RankContext
 from frd_agent.ranks.rank_process import RankProcess
-from frd_agent.ranks.stacks.outside import StackText, from_outside
-from frd_agent.ranks.tap_files import ExitRecord, TapIdentity
+from frd_agent.ranks.stacks.reader import StackText, from_outside
+from frd_agent.ranks.tap_files import ExitFrame, ExitRecord, TapIdentity
+from frd_agent.ranks.token_files import Published, TokenFile
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.recorders import KeptDump
 
@@ -31,6 +47,8 @@ _WRITES_S: Final = 5 * tap.STAGE_EVERY_S
 _OWN_NS: Final = 20e9
 _OWN: Final = "its process groups were made without init_process_group, and frd reads no others"
 _FORMS: Final = "has no process group yet"
+_MAX_TEXT = 200
+_Time = Annotated[NodeNs, msgspec.Meta(ge=1, le=2**62)]
 
 
 class FormingRank:
@@ -147,3 +165,115 @@ def _written(report: StageReport) -> str:
         f'  File "{frame.file}", line {frame.line} in {frame.name}\n' for frame in report.frames
     )
     return f"Thread 0x{report.pid:016x} (most recent call first):\n{frames}\n"
+
+
+class Looks:
+    """At one rank, from when its counters came to rest."""
+
+    def __init__(self, to_raw: Callable[[NodeNs], NodeRawNs]) -> None:
+        self._to_raw = to_raw
+        self._report: StageReport | None = None
+        self._frames: tuple[ExitFrame, ...] = ()
+        self._place: Call | None = None
+        """Of these frames."""
+        self._may_be_native = False
+        self._last: Call | None = None
+        self._at = self._since = NodeRawNs(0)
+        self._ran_ns: int | None = None
+        """Of the main thread, at the first of the looks that show the same."""
+        self.stage: Stage | None = None
+        """None: where the program is cannot be known."""
+
+    def take(self, report: StageReport, waits_for_thread: Callable[[], bool]) -> None:
+        """The tap may have looked again. `waits_for_thread`: what the kernel shows at present."""
+        if report is not self._report:
+            self._report = report
+            self.stage = self._with(report, waits_for_thread)
+
+    def _with(self, report: StageReport, waits_for_thread: Callable[[], bool]) -> Stage | None:
+        place = self._place_of(report)
+        at = max(self._to_raw(report.as_of_ns), self._at)
+        if report.op:
+            where = place.where[:_MAX_TEXT] if place is not None else ""
+            self._last, self._at = None, at
+            return Stage(report.op, min(self._to_raw(report.since_ns), at), at, where)
+        last, self._last = self._last, place
+        if place is None:
+            return None
+        goes_on = last is not None and is_one_wait(last, place, at - self._at)
+        if not goes_on:
+            self._since, self._ran_ns = at, place.ran_ns
+        self._at = at
+        rests = goes_on and place.ran_ns is not None and place.ran_ns == self._ran_ns
+        op = place.op or (REST if goes_on else "")
+        op = NATIVE if op == REST and self._may_be_native and waits_for_thread() else op
+        return Stage(op, self._since, at, place.where[:_MAX_TEXT], rests)
+
+    def _place_of(self, report: StageReport) -> Call | None:
+        """Of a rank at rest all looks show the same frames, which are read once. No more of them is
+        read than a tap writes: any process may write such a file."""
+        if report.frames != self._frames:
+            frames = [
+                (file[-tap.MAX_TEXT :], line, name[: tap.MAX_TEXT])
+                for file, line, name in report.frames[: tap.MAX_FRAMES]
+            ]
+            stack = stack_of(frames, 0)
+            self._frames, self._place = report.frames, place_of(stack)
+            self._may_be_native = not any(map(is_of_standard_library, stack.main[:1]))
+        place = self._place
+        if place is None or place.ran_ns is None:
+            return place
+        return replace(place, ran_ns=report.ran_ns)
+
+
+def is_news(before: Stage | None, now: Stage | None) -> bool:
+    """More than that time has passed, or that a rank at work is in another line."""
+    shown, shows = ((one.op, one.op and one.where, one.rests) if one else None
+                    for one in (before, now))  # fmt: skip
+    return shown != shows and (shown, shows) != (None, ("", "", False))
+
+
+class StageReport(Published, frozen=True, kw_only=True):
+    pid: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    start_ticks: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+    """The start of the process as /proc shows it; 0 unknown."""
+    pid_namespace: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
+    """Its inode; 0 unknown."""
+    op: Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[a-z_]*$")]
+    """One of `frd.model.INITIALIZATION`, or empty. What else a rank waits in, its frames show."""
+    since_ns: _Time
+    as_of_ns: _Time
+    frames: Annotated[tuple[ExitFrame, ...], msgspec.Meta(max_length=256)] = ()
+    """Of the main thread at `as_of_ns`, innermost first, or of the one that runs the program."""
+    ran_ns: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
+    """How long that thread had run; None unknown, as with taps that report no rank at rest."""
+    claim: TapIdentity | None = None
+    """None of a process that is a rank."""
+    has_groups: bool = False
+    """The program has process groups that it made without init_process_group."""
+    exit: ExitRecord | None = None
+    """Of a program that has ended with a claim."""
+
+    def __post_init__(self) -> None:
+        if self.as_of_ns < self.since_ns:
+            raise ValueError(f"as_of_ns: {self.as_of_ns}: before since_ns")
+        if (claim := self.claim) is not None:
+            if (claim.token, claim.pid) != (self.token, self.pid):
+                raise ValueError("claim: of another process")
+            if claim.groups or claim.socket or claim.shm or claim.exit:
+                raise ValueError("claim: of a process that has been a rank")
+
+
+class StageFile(TokenFile[StageReport]):
+    """The stage file of a process."""
+
+    SUFFIX = ".stage"
+    MAX_BYTES = 256 * 1024
+    DECODER = msgspec.json.Decoder(StageReport)
+
+    @staticmethod
+    def on(content: StageReport, node: str) -> StageReport:
+        if content.claim is None:
+            return content
+        claim = msgspec.structs.replace(content.claim, host=node)
+        return msgspec.structs.replace(content, claim=claim)

@@ -30,9 +30,7 @@ from frd.model import NodeRawNs
 from frd_agent import tap
 from frd_agent.inspection.reading.threads import waits_for_thread
 from frd_agent.proc import Vital, number_here, read_stat
-from frd_agent.ranks.forming.forming_rank import FormingRank
-from frd_agent.ranks.forming.looks import Looks, is_news
-from frd_agent.ranks.forming.stage_files import StageFile, StageReport
+from frd_agent.ranks.forming.forming_rank import FormingRank, Looks, StageFile, StageReport, is_news
 from frd_agent.ranks.process import Process
 from frd_agent.ranks.rank import MAX_RANKS, Rank, RankContext
 from frd_agent.ranks.token_files import STILL_S, Refused

@@ -17,7 +17,7 @@ from frd.flight.stacks.text import RESTED, USAGE, child_header
 from frd_agent.inspection.reading.threads import comm
 from frd_agent.proc import TICKS_PER_S, by_parent, content, descendants, link, read_all, read_stat
 from frd_agent.ranks.rank_process import RankProcess
-from frd_agent.ranks.stacks.outside import from_outside
+from frd_agent.ranks.stacks.reader import from_outside
 
 LOOK_AGAIN_S: Final = 1.0
 _LEAST_S: Final = 0.3

@@ -206,7 +206,7 @@ def command(
 
 def _sorted(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """Folders of dumps, and files of telemetry."""
-    from frd.readers.archives import is_archive
+    from frd.readers.pool import is_archive
 
     folders = tuple(path for path in paths if path.is_dir() or is_archive(path))
     files = tuple(path for path in paths if path not in folders)

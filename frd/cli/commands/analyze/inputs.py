@@ -64,7 +64,7 @@ def analyze_dumps(
     stall_after: float | None,
 ) -> Analysis:
     from frd.offline.analysis.analyze import analyze
-    from frd.offline.load.job_choice import load_dumps
+    from frd.offline.load.folder import load_dumps
 
     with progress("reading dumps") as step:
         *earlier, last = load_dumps(
@@ -103,8 +103,7 @@ def analyze_memory(
     min_rise_bytes: int | None,
     warmup_s: float | None,
 ) -> MemoryAnalysis:
-    from frd.offline.memory.analyze import DEFAULT, MemoryOptions, load_memory
-    from frd.offline.memory.same_run import other_times
+    from frd.offline.memory.analyze import DEFAULT, MemoryOptions, load_memory, other_times
 
     options = MemoryOptions(
         DEFAULT.clock_uncertainty_s if clock_uncertainty_s is None else clock_uncertainty_s,

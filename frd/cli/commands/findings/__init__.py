@@ -33,7 +33,7 @@ from frd.cli.options import (
 from frd.cli.screens import live, records
 from frd.cli.screens.finding_panel import finding_panel
 from frd.cli.screens.live import Picture
-from frd.cli.screens.watching import last_lines, service_time, silent_replicas
+from frd.cli.screens.records import last_lines, service_time, silent_replicas
 from frd.usage import examples
 
 _Query = Mapping[str, str | None]

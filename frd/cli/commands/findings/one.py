@@ -13,7 +13,7 @@ from frd.cli import FINDINGS_PRESENT
 from frd.cli.client import Client
 from frd.cli.options import console, finding_ids, json_option, print_json, service_options
 from frd.cli.screens.finding_panel import finding_panel
-from frd.cli.screens.watching import incomplete_text, silent_replicas
+from frd.cli.screens.records import incomplete_text, silent_replicas
 from frd.errors import FrdError, UnknownThing
 from frd.usage import examples, guess, plain
 

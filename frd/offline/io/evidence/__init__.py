@@ -1,6 +1,5 @@
-"""What claims about files are made of: which files a hash means, and what a rank did at a moment.
+"""What claims about files are made of: what a rank did at a moment.
 
-`hashes` finds the names of files, `moment` when a suspect was last seen by the dumps of its job,
-`activity` what each of its threads was doing then, as far as the traces show. None of them judges:
-`frd.offline.io.starved` does.
+`activity` says what each of its threads was doing then, as far as the traces show. It does not
+judge: `frd.offline.io.starved` does.
 """

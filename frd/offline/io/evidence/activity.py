@@ -15,12 +15,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from frd.dftracer.block import Block
-from frd.dftracer.kinds import Kind
-from frd.dftracer.line import TRACER
+from frd.dftracer.line import TRACER, Kind
 from frd.model import Bools
-from frd.offline.io.discovery import Piece
+from frd.offline.io.discovery import Piece, PieceReader
 from frd.offline.io.part import Facts, Source
-from frd.offline.io.reading import PieceReader
 
 NEVER: Final = -1
 """No time: earlier than every call."""

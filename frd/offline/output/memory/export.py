@@ -18,9 +18,7 @@ import msgspec
 from frd.forms import encodable, json_bytes
 from frd.offline.analysis.analyze import Analysis
 from frd.offline.memory.analysis import MemoryAnalysis
-from frd.offline.output.memory.alignment import Clocks, clocks_of, ranks_of, shift_ns
-from frd.offline.output.memory.samples import samples_table
-from frd.offline.output.table_files import (
+from frd.offline.output.export import (
     Content,
     Writers,
     check_new_file,
@@ -29,6 +27,7 @@ from frd.offline.output.table_files import (
     write_parquet,
     write_sqlite,
 )
+from frd.offline.output.memory.samples import Clocks, clocks_of, ranks_of, samples_table, shift_ns
 from frd.offline.output.tables import FINDING, Batch, Columns, Table, of_objects
 
 Progress = Callable[[int, int], None]

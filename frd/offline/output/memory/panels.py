@@ -20,9 +20,8 @@ from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, RecordedRise
 from frd.offline.memory.feed import Lane
 from frd.offline.memory.samples import Recorded
 from frd.offline.memory.telemetry import ALLOCATED, RESERVED, USED
-from frd.offline.output.memory.alignment import ranks_of
-from frd.offline.output.memory.samples import extremes, main_column
-from frd.offline.phases.spans import PhaseSpan
+from frd.offline.output.memory.samples import extremes, main_column, ranks_of
+from frd.offline.phases.rank_phases import PhaseSpan
 
 Floats = NDArray[np.float64]
 

@@ -1,4 +1,5 @@
-"""All samples of a recording in one order of time, as a table.
+"""All samples of a recording in one order of time, as a table; what is added to the times of each
+rank, how far that may be off, and how it was found.
 
 Only an index is kept for all rows, eight bytes each and their times; the rest is made a batch at a
 time. Samples with the same time are in the order of jobs and ranks.
@@ -6,18 +7,19 @@ time. Samples with the same time are in the order of jobs and ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from frd.forms import encodable
 from frd.model import Bools, Int64s
-from frd.offline.memory.analysis import MemoryAnalysis
+from frd.offline.analysis.analyze import Analysis
+from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, RecordedRise
 from frd.offline.memory.feed import Lane
 from frd.offline.memory.samples import Recorded
 from frd.offline.memory.telemetry import ALLOCATED, RESERVED, USED
-from frd.offline.output.memory.alignment import Clocks
 from frd.offline.output.tables import Batch, Table
 
 BATCH: Final = 1 << 15
@@ -37,6 +39,8 @@ _COLUMNS: Final = {
 }
 _TIME: Final = "time"
 """The same as `time_ns`, for people."""
+ONE_HOST: Final = "one host, one clock"
+ASSUMED: Final = "assumed: --clock-uncertainty"
 
 
 def main_column(recorded: Recorded, lane: Lane) -> int:
@@ -156,3 +160,62 @@ def changes(values: Int64s) -> Int64s:
     new = np.ones(len(values), np.bool_)
     new[1:-1] = values[1:-1] != values[:-2]
     return np.flatnonzero(new)
+
+
+@dataclass(frozen=True, slots=True)
+class RankClock:
+    job: str
+    rank: int
+    offset_ns: int
+    uncertainty_ns: int
+    source: str
+    """How these were found."""
+
+
+Clocks = Mapping[tuple[str, int], RankClock]
+"""By job and rank."""
+
+
+def clocks_of(analysis: MemoryAnalysis, dumps: Analysis | None) -> Clocks:
+    """The clock of every rank with samples.
+
+    `dumps` are of one job, so their clocks are used only if there is only one job.
+    """
+    known = dumps if len(analysis.jobs) == 1 else None
+    return {
+        (clock.job, clock.rank): clock
+        for job in analysis.jobs
+        for clock in _clocks_of_job(job, known)
+    }
+
+
+def ranks_of(rise: RecordedRise) -> list[int]:
+    """Ranks whose memory rose, those that may have been first before the others."""
+    return list(dict.fromkeys((*(one.rank for one in rise.suspects), *rise.ranks)))
+
+
+def shift_ns(clocks: Clocks, job: str, ranks: Sequence[int]) -> int:
+    """What is added to times of an event of these ranks, which are on the clock of the first."""
+    clock = next((clocks[job, rank] for rank in ranks if (job, rank) in clocks), None)
+    return clock.offset_ns if clock is not None else 0
+
+
+def _clocks_of_job(job: MemoryJob, dumps: Analysis | None) -> Iterator[RankClock]:
+    """A rank without a known clock has that of another rank of its host."""
+    offsets = dumps.clock_offsets_ns if dumps is not None else {}
+    by_host = {
+        lane.stream.host: lane.stream.rank
+        for lane in reversed(job.lanes)
+        if lane.stream.rank in offsets
+    }
+    assumed = ONE_HOST if len(job.hosts) < 2 else ASSUMED
+    for rank, usage in job.ranks.items():
+        of = rank if rank in offsets else by_host.get(usage.hosts[0])
+        offset, uncertainty, source = 0, None, assumed
+        if dumps is not None and of is not None:
+            offset, uncertainty = offsets[of], dumps.clock_uncertainties_ns.get(of)
+            source = f"from the dumps: {dumps.clock_source}"
+            source += f"; uncertainty {assumed}" if uncertainty is None else ""
+        if uncertainty is None:
+            uncertainty = job.clock_uncertainty_ns
+        yield RankClock(job.job, rank, offset, uncertainty, source)

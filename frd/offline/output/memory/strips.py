@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 from matplotlib.axes import Axes
 
 from frd.offline.output.memory.panels import Panel
-from frd.offline.phases.spans import PhaseSpan, PhaseThread
+from frd.offline.phases.rank_phases import PhaseSpan, PhaseThread
 
 _INK: Final = "#1F2328"
 _PASTELS: Final = ("#CFE3F5", "#FCE2C8", "#D3EDE2", "#F1DCE8", "#E6E6E6", "#F6EFC0")

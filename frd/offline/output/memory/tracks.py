@@ -17,8 +17,7 @@ from frd.offline.analysis.analyze import Analysis
 from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, RecordedRise
 from frd.offline.memory.feed import Lane, by_rank
 from frd.offline.memory.telemetry import ALLOCATED, RESERVED, USED
-from frd.offline.output.memory.alignment import clocks_of, ranks_of, shift_ns
-from frd.offline.output.memory.samples import changes, extremes
+from frd.offline.output.memory.samples import changes, clocks_of, extremes, ranks_of, shift_ns
 from frd.perfetto.texts import finding_slice, rank_title
 from frd.perfetto.writer import BEGIN, Slice, TraceWriter
 

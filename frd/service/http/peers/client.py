@@ -23,7 +23,7 @@ from frd.cluster.lease import Replica
 from frd.config import TlsFiles
 from frd.errors import ConfigError, FrdError
 from frd.service.access.certificates import load_chain, why
-from frd.service.access.reloaded import Reloaded
+from frd.service.access.grants import Reloaded
 
 ASK_WITHIN_S: Final = 2.0
 """How long a list waits for each of the other replicas."""

@@ -32,10 +32,17 @@ from frd.service.http.answers import (
 )
 from frd.service.http.peers import merging
 from frd.service.http.peers.client import READ_S, NoAnswer, PeerClient
-from frd.service.http.peers.cut_off import CutOff
 from frd.service.http.peers.merging import Gathered, Heard
-from frd.service.http.peers.questions import CELLS_HEADER, UNSURE_HEADER, Questions, Wanted
-from frd.service.http.peers.relay import Relay, forwarded, is_forwarded
+from frd.service.http.peers.questions import (
+    CELLS_HEADER,
+    UNSURE_HEADER,
+    CutOff,
+    Questions,
+    Relay,
+    Wanted,
+    forwarded,
+    is_forwarded,
+)
 from frd.service.view import ServiceView
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -223,7 +230,7 @@ class Peers:
         return Wanted(target, merging.Findings, merge, job)
 
     def ready(self, handler: Handler) -> Handler:
-        """A replica that is cut off from the registry asks; see `cut_off`."""
+        """A replica that is cut off from the registry asks; see `CutOff`."""
 
         async def answer(request: Request) -> Response:
             own = await handler(request)

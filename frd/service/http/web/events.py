@@ -6,6 +6,10 @@ its bytes to one more viewer costs a write. Large answers are sent less often, s
 a bounded number of bytes a minute. A viewer that reads slowly misses answers, which the next one
 replaces, and delays no other viewer. An answer that another replica delays for seconds delays
 neither findings nor other answers.
+
+A finding's ages and wordings change all the time; so do those of hundreds of findings of a job of
+16,384 ranks, each of which may be a hundred kilobytes. Comparing them, which finds those that
+viewers have to get again, is work for a thread (`FindingNews`).
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
@@ -23,11 +27,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
 
-from frd.errors import FrdError
+from frd.do_now import shown_json
+from frd.errors import FrdError, StoreError
 from frd.forms import json_bytes, utc_text
+from frd.model import Finding, FindingState
 from frd.service.access.grants import Tokens
-from frd.service.http.answers import refuse
-from frd.service.http.web.finding_news import FindingNews
+from frd.service.http.answers import MAX_FINDINGS, refuse
 from frd.service.http.web.session import Handler, host_of
 from frd.service.periodic import Faults
 from frd.service.view import ServiceView
@@ -44,6 +49,10 @@ _QUIET_S: Final = 4.0
 """Something is sent at least so often, which shows that the connection is well."""
 _REMEMBERED: Final = 256
 """Findings that a slow viewer may lag behind."""
+AGAIN_S: Final = 10.0
+"""How often a finding is sent again of which only texts and ages have changed,"""
+_BYTES_PER_S: Final = 8_000
+"""unless there are so many, or so large ones, that this would be more bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,3 +315,94 @@ async def _body(answer: Response, request: Request) -> bytes:
 def _event(name: str, data: bytes) -> bytes:
     """JSON is one line."""
     return b"event: " + name.encode("ascii") + b"\ndata: " + data + b"\n\n"
+
+
+@dataclass(slots=True)
+class _Shown:
+    """An open finding as viewers have it."""
+
+    finding: Finding
+    at: float
+    size: int = 0
+    """Bytes of its JSON."""
+
+
+@dataclass(slots=True)
+class News:
+    """What has changed since the last look."""
+
+    findings: list[bytes] = field(default_factory=list)
+    """Findings as JSON."""
+    opened_or_closed: bool = False
+
+
+class FindingNews:
+    """`look` reads the disk. One thread at a time."""
+
+    def __init__(self, view: ServiceView) -> None:
+        self._view = view
+        self._shown: dict[str, _Shown] | None = None
+        """By id; None before the first look."""
+
+    def look(self, now: float) -> News:
+        """`now` is a monotonic time in seconds. The first look has no news: what is open then is
+        for the viewers to ask."""
+        is_open, news = self._open_findings(), News()
+        if self._shown is None:
+            self._shown = {id_: _Shown(finding, now) for id_, finding in is_open.items()}
+            return news
+        shown = self._shown
+        again_s = max(AGAIN_S, sum(one.size for one in shown.values()) / _BYTES_PER_S)
+        for id_, finding in is_open.items():
+            last = shown.get(id_)
+            if last is None or _differs(last, finding, now, again_s):
+                news.findings.append(json_bytes(shown_json(finding)))
+                shown[id_] = _Shown(finding, now, len(news.findings[-1]))
+                news.opened_or_closed |= last is None
+        for id_ in shown.keys() - is_open.keys():
+            try:
+                closed = self._view.finding(id_)
+            except StoreError:
+                continue  # the next look tries again
+            del shown[id_]
+            news.opened_or_closed = True
+            if closed is not None:
+                news.findings.append(json_bytes(shown_json(closed)))
+        return news
+
+    def _open_findings(self) -> dict[str, Finding]:
+        """Of all replicas: the store has copies of those of the others."""
+        copies = []
+        if self._view.state.cluster is not None:
+            copies = self._view.store.query(state=FindingState.OPEN, limit=MAX_FINDINGS)
+        own = self._view.findings(state=FindingState.OPEN, job=None, limit=MAX_FINDINGS)
+        return {finding.id: finding for finding in (*copies, *own)}
+
+
+def _differs(shown: _Shown, finding: Finding, now: float, again_s: float) -> bool:
+    """Whether viewers have to get a finding again: if it says something else now; for another
+    wording, after `again_s`."""
+    if _gist(shown.finding) != _gist(finding):
+        return True
+    return now - shown.at >= again_s and _ageless(shown.finding) != _ageless(finding)
+
+
+def _gist(finding: Finding) -> tuple[object, ...]:
+    suspects = [
+        (s.rank, s.reason, s.confidence, bool(s.stack), s.waits_for and s.waits_for.kind)
+        for s in finding.suspects
+    ]
+    gist = finding.state, finding.severity, finding.kind, finding.dump, finding.ended_by
+    return (
+        *(*gist, suspects, finding.witness is None, len(finding.victims)),
+        *(bool(finding.second_opinion), finding.opened_at // 1_000_000_000, finding.goes_on),
+        *(finding.acknowledged_by, finding.assigned_to, len(finding.notes)),
+        *(finding.silenced_until_at, finding.silenced_by),
+    )
+
+
+def _ageless(finding: Finding) -> Finding:
+    collective = finding.collective
+    if collective is not None:
+        collective = replace(collective, waited_s=0.0)
+    return replace(finding, collective=collective, effect="", summary="")

@@ -19,10 +19,9 @@ import msgspec
 import pytest
 
 from frd.forms import log_lines
-from frd_agent.addresses import log as log_module
 from frd_agent.addresses import log_tail
-from frd_agent.addresses.log import Log
-from frd_agent.addresses.read import Addresses
+from frd_agent.addresses import read as log_module
+from frd_agent.addresses.read import Addresses, Log
 from frd_agent.ranks.tap_files import TapIdentity
 from tests.world.run_dir import identity, process_of
 

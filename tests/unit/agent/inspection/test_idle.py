@@ -11,7 +11,7 @@ import pytest
 
 from frd.model import WaitKind, WaitsFor
 from frd.wire.waits import WaitReport
-from frd_agent.inspection.sampler import RankOf
+from frd_agent.inspection.inspector import RankOf
 from tests.world.suspects import Inspection, suspect
 
 SERVES = """

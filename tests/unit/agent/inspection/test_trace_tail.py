@@ -14,8 +14,14 @@ from frd_agent.inspection.claims import ProcessView, RankView
 from frd_agent.inspection.reading.files import Mount, OpenFile
 from frd_agent.inspection.syscalls import FAULT, Class, Syscall
 from frd_agent.inspection.targets import Object, Target
-from frd_agent.inspection.traces.followed import objection
-from frd_agent.inspection.traces.tail import BUFFER, LOOK, Buffering, Tail, buffering_of
+from frd_agent.inspection.traces.followed import (
+    BUFFER,
+    LOOK,
+    Buffering,
+    Tail,
+    buffering_of,
+    objection,
+)
 from frd_agent.inspection.tracking import Wait
 from tests.world.io_traces import Call, Writer
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from frd.errors import ServiceUnavailable
-from frd.wire.ras import MAX_OPS, MemberState
+from frd.wire.waits import MAX_OPS, MemberState
 from frd_agent.nccl_ras.answer import read_answer
 from tests.world.ras_server import recorded
 from tests.world.seeds import ALL

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from frd.errors import ServiceUnavailable
-from frd.wire.ras import decode_ras
+from frd.wire.waits import decode_ras
 from frd_agent.nccl_ras import client as module
 from frd_agent.nccl_ras.client import RasClient, is_here, place_of
 from tests.world.ras_server import RasServer, moved, recorded, serving_ras

@@ -17,8 +17,7 @@ import pytest
 from frd.flight.stacks.places import activity_of
 from frd.flight.stacks.text import ADVICE, RESTED, processes
 from frd_agent.ranks.stacks.children import MAX_CHILDREN, Meter, child_stacks, usage_text
-from frd_agent.ranks.stacks.outside import NOT_INSTALLED, NoStack, advice
-from frd_agent.ranks.stacks.reader import StackReader
+from frd_agent.ranks.stacks.reader import NOT_INSTALLED, NoStack, StackReader, advice
 from tests.unit.agent.inspection.test_workers import child_of
 from tests.world.daemons import until
 from tests.world.run_dir import process_of

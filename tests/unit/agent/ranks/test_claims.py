@@ -22,20 +22,19 @@ import pytest
 
 from frd.model import NodeRawNs, RankState
 from frd_agent import tap
+from frd_agent.inspection.inspector import Processes, RankSampler
 from frd_agent.inspection.reading.memory import Helper
-from frd_agent.inspection.sampler import Processes, RankSampler
 from frd_agent.inspection.traces.followed import Traces
 from frd_agent.node_time import raw_now
 from frd_agent.proc import is_of, read_stat
-from frd_agent.ranks.forming.stage_files import StageFile
-from frd_agent.ranks.phase_files import PhaseFile
+from frd_agent.ranks.forming.forming_rank import StageFile
 from frd_agent.ranks.process import Listener, listener
 from frd_agent.ranks.rank import MAX_RANKS
 from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.roster import Roster
 from frd_agent.ranks.stacks.children import child_stacks
-from frd_agent.ranks.stacks.outside import from_outside
-from frd_agent.ranks.tap_files import TapIdentity
+from frd_agent.ranks.stacks.reader import from_outside
+from frd_agent.ranks.tap_files import PhaseFile, TapIdentity
 from frd_agent.recorder.published_dumps import DumpsFile
 from frd_agent.recorder.worker_server import HandlerFailed, Handlers
 from tests.unit.agent.ranks.test_roster import publish, sleeping

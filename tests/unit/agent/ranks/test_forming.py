@@ -400,7 +400,7 @@ def test_a_frozen_process_makes_no_progress(node: Node) -> None:
 async def test_requests_about_a_forming_rank(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The service asks for all that it asks of a suspect: there is no dump, with the reason; its
     identity comes, without py-spy the stack that its tap wrote last, and its wait is inspected."""
-    monkeypatch.setattr("frd_agent.ranks.stacks.outside.shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr("frd_agent.ranks.stacks.reader.shutil.which", lambda *_, **__: None)
     node.claim(node.process())
     node.update()
     (forming,) = node.roster.forming

@@ -8,9 +8,8 @@ from frd.flight.stacks import waits
 from frd.flight.stacks.text import ProcessStack
 from frd.flight.stacks.waits import Call
 from frd.model import DEVICE, IDLE, NATIVE, POLL, REST, NodeNs, NodeRawNs, Stage
-from frd_agent.ranks.forming import looks
-from frd_agent.ranks.forming.looks import Looks, is_news
-from frd_agent.ranks.forming.stage_files import StageReport
+from frd_agent.ranks.forming import forming_rank
+from frd_agent.ranks.forming.forming_rank import Looks, StageReport, is_news
 from frd_agent.ranks.tap_files import ExitFrame
 
 S = 1_000_000_000
@@ -150,7 +149,7 @@ def test_frames_that_are_the_same_are_read_once(monkeypatch: pytest.MonkeyPatch)
         read.append(stack)
         return waits.place_of(stack)
 
-    monkeypatch.setattr(looks, "place_of", place)
+    monkeypatch.setattr(forming_rank, "place_of", place)
     rank, call = Rank(), (f"{C10D} recv", *OWN)
     for frames, ran_ns in ((OWN, 7), (OWN, 9), (OWN, 9), (call, 9), (OWN, 9)):
         rank.look(*frames, ran_ns=ran_ns)

@@ -12,14 +12,13 @@ import pytest
 
 from frd.clocks.wall_clock import WallClock
 from frd.model import NodeNs, NodeRawNs, PhaseSpan, RankPhases
-from frd.wire.decode import Decoder
-from frd.wire.encode import encode_agent
+from frd.wire.codec import Decoder, encode_agent
 from frd.wire.messages import MAX_MESSAGE_BYTES, AgentEvent, Hello, Statuses, Watermarks
 from frd_agent.counters import Counters
 from frd_agent.memory.samples import Samples
 from frd_agent.node_time import raw_now
-from frd_agent.ranks.phase_files import PhaseReader
 from frd_agent.ranks.roster import Roster
+from frd_agent.ranks.tap_files import PhaseReader
 from frd_agent.uplink.dispatch import Dispatch
 from tests.unit.agent.ranks.test_roster import GONE, publish
 from tests.world.run_dir import TOKEN, shared

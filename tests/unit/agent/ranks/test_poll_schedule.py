@@ -9,7 +9,7 @@ import pytest
 from frd.flight.entry import Status
 from frd_agent import tap
 from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule, Why
-from frd_agent.ranks.tap_counters import TapCounters
+from frd_agent.ranks.tap_files import TapCounters
 
 POLICY = PollPolicy(ring_entries=1000)
 

@@ -16,7 +16,7 @@ from frd.flight.entry import Status
 from frd.model import AttemptKey, NodeNs, NodeRawNs
 from frd_agent import tap
 from frd_agent.ranks import tap_files
-from frd_agent.ranks.tap_counters import CountersFile, parse_counters
+from frd_agent.ranks.tap_files import CountersFile, parse_counters
 from tests.world.run_dir import NOBODY, TOKEN, identity
 
 

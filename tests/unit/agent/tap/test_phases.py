@@ -22,7 +22,7 @@ import frd_agent
 from frd_agent import phase, phases, tap
 from frd_agent.counters import Counters
 from frd_agent.node_time import NodeTime
-from frd_agent.ranks.phase_files import PhaseReader
+from frd_agent.ranks.tap_files import PhaseReader
 from tests.unit.agent.tap.test_tap_start import python
 from tests.unit.agent.tap.test_tap_world import World
 from tests.world.daemons import until

@@ -18,8 +18,7 @@ from frd.flight.pickles.unpickle import load_plain
 from frd.flight.write import write_pickle
 from frd.model import Certainty, NodeNs, WaitKind, WaitsFor
 from frd.wire.messages import Part, Request, ResponsePart
-from frd.wire.ras import decode_ras
-from frd.wire.waits import WaitReport, decode_report
+from frd.wire.waits import WaitReport, decode_ras, decode_report
 from frd_agent.counters import Counters
 from frd_agent.inspection.inspector import Inspector
 from frd_agent.nccl_ras.client import RasClient

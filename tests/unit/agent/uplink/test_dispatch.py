@@ -26,8 +26,7 @@ from frd.model import (
     SeriesKind,
     Signature,
 )
-from frd.wire.decode import Decoder
-from frd.wire.encode import encode_agent
+from frd.wire.codec import Decoder, encode_agent
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
     PROTOCOL,
@@ -44,12 +43,11 @@ from frd_agent.memory.samples import Samples
 from frd_agent.memory.target import Reading
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rows import columns
-from frd_agent.uplink import stream_indexes
+from frd_agent.uplink import dictionary
 from frd_agent.uplink.current_state import CurrentState
-from frd_agent.uplink.dictionary import Dictionary
+from frd_agent.uplink.dictionary import Dictionary, StreamIndexes
 from frd_agent.uplink.dispatch import Dispatch
 from frd_agent.uplink.outbox import Outbox
-from frd_agent.uplink.stream_indexes import StreamIndexes
 from tests.world.messages import entry_columns, p2p_ops
 
 NOW = NodeRawNs(1_700_000_000_000_000_000)
@@ -240,7 +238,7 @@ def test_the_stream_after_a_full_one_sends_what_waits(
 ) -> None:
     """Rows that wait for an acknowledgement keep their signatures when old ones go, and no number
     of a signature is used again."""
-    monkeypatch.setattr(stream_indexes, "MAX_SIGNATURES", 2)
+    monkeypatch.setattr(dictionary, "MAX_SIGNATURES", 2)
     agent.dictionary.signature(Signature("gloo", "of long ago"))
     agent.outbox.record(agent.rows(0, 1))
     other = agent.dictionary.signature(Signature("gloo", "broadcast"))
@@ -258,7 +256,7 @@ def test_sends_in_flight_keep_their_signatures(
     agent: Agent, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stream is full, and the next one repeats a send in flight."""
-    monkeypatch.setattr(stream_indexes, "MAX_SIGNATURES", 1)
+    monkeypatch.setattr(dictionary, "MAX_SIGNATURES", 1)
     number = agent.dictionary.signature(Signature("nccl", "send"))
     columns, zero = p2p_ops(agent.ranks[0], (agent.group, 1, True, 1, NOW)), np.zeros(1, np.uint32)
     agent.current.set_channels(
@@ -272,7 +270,7 @@ def test_sends_in_flight_keep_their_signatures(
 
 def test_declarations_of_any_size_fit_their_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ops with a thousand tensors of 64 dimensions, in groups whose ranks have no pattern."""
-    monkeypatch.setattr(stream_indexes, "MAX_SIGNATURE_BYTES", 1 << 23)
+    monkeypatch.setattr(dictionary, "MAX_SIGNATURE_BYTES", 1 << 23)
     known = Dictionary()
     attempt = known.attempt(AttemptKey("big", 0), 16_384)
     rank = known.rank(attempt, RankInfo(0, 16_384, "node", "boot", 1))

@@ -17,8 +17,8 @@ from frd.wire.clock import MAX_READINGS, ClockHello, encode_pong
 from frd.wire.messages import MAX_SLACK_NS, AgentEvent, Goodbye, Watermarks
 from frd_agent.node_time import STEP_NS, read_clocks
 from frd_agent.recorder.transitions import RecorderTracker
-from frd_agent.uplink.endpoint import Connection
 from frd_agent.uplink.node_clock import Clock
+from frd_agent.uplink.route import Connection
 from tests.world.clocks import EPOCH, MS, S
 from tests.world.entries import dump, naming, nccl
 from tests.world.node_clocks import Clocks

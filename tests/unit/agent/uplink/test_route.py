@@ -13,8 +13,7 @@ import pytest
 
 from frd.errors import ServiceUnavailable
 from frd_agent.uplink import route as module
-from frd_agent.uplink.endpoint import Endpoint, Target, advice
-from frd_agent.uplink.route import MAX_REDIRECTS, Backoff, Route, resolve
+from frd_agent.uplink.route import MAX_REDIRECTS, Backoff, Endpoint, Route, Target, advice, resolve
 
 THREE = ("a:1", "b:1", "c:1")
 

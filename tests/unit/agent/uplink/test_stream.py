@@ -23,13 +23,11 @@ from frd_agent.memory.samples import Samples
 from frd_agent.uplink import route as route_module
 from frd_agent.uplink import stream as module
 from frd_agent.uplink.current_state import CurrentState
-from frd_agent.uplink.dictionary import Dictionary
+from frd_agent.uplink.dictionary import MAX_SIGNATURE_BYTES, Dictionary
 from frd_agent.uplink.dispatch import Dispatch
-from frd_agent.uplink.endpoint import Connection, Endpoint, Target
 from frd_agent.uplink.outbox import Outbox
-from frd_agent.uplink.route import Backoff, Resolve, Route, resolve
+from frd_agent.uplink.route import Backoff, Connection, Endpoint, Resolve, Route, Target, resolve
 from frd_agent.uplink.stream import Stream
-from frd_agent.uplink.stream_indexes import MAX_SIGNATURE_BYTES
 from tests.world import replicas
 from tests.world.certs import Authority
 from tests.world.collector import Collector, serving

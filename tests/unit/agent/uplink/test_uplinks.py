@@ -26,11 +26,11 @@ from frd_agent.counters import Counters
 from frd_agent.memory.samples import NodeSamples, Samples
 from frd_agent.memory.target import Reading
 from frd_agent.node_time import NodeTime, raw_now
-from frd_agent.uplink import stream_indexes
+from frd_agent.uplink import dictionary
 from frd_agent.uplink.dictionary import Dictionary
-from frd_agent.uplink.endpoint import Endpoint
 from frd_agent.uplink.outbox import ROW_BYTES
 from frd_agent.uplink.reports import Reports
+from frd_agent.uplink.route import Endpoint
 from frd_agent.uplink.uplinks import LINGER_S, MAX_LINGERING, Uplinks
 from tests.world.daemons import async_until, free_address
 from tests.world.messages import entry_columns
@@ -199,7 +199,7 @@ async def test_a_full_stream_keeps_the_signatures_of_other_jobs() -> None:
         while dispatch.next(raw_now(), hurry=True):
             pass
         one.outbox.clear()
-        dispatch._indexes._signature_bytes = stream_indexes.MAX_SIGNATURE_BYTES
+        dispatch._indexes._signature_bytes = dictionary.MAX_SIGNATURE_BYTES
         dispatch.open(knows_nothing=False)
         assert [decl.signature.op for decl in agent.dictionary.signatures.values()] == [
             "all_gather"

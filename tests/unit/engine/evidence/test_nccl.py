@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from frd.engine.evidence.nccl import MAX_LINES, opinion
-from frd.wire.ras import Communicator, Member, MemberState, RasReport, decode_ras, encode_ras
+from frd.wire.waits import Communicator, Member, MemberState, RasReport, decode_ras, encode_ras
 from frd_agent.nccl_ras.answer import read_answer
 from tests.world.ras_server import recorded
 

@@ -21,8 +21,7 @@ from frd.engine.evidence.questions import (
     QuestionKind,
     Questions,
 )
-from frd.engine.findings.builder import finding_of
-from frd.engine.findings.claim import Claim
+from frd.engine.findings.builder import Claim, finding_of
 from frd.engine.policy import Policy
 from frd.model import (
     AlignedNs,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from frd.engine.engine import Engine
-from frd.engine.findings.claim import severity_of
+from frd.engine.findings.builder import severity_of
 from frd.engine.policy import Policy
 from frd.forms import finding_from_json, finding_json
 from frd.model import Change, ExitInfo, ExitKind, Finding, Kind, RankState, Reason, Severity

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from frd.engine.engine import Engine
-from frd.engine.findings.claim import NEVER, Anchors, Claim, ClaimStatus, Known, Lifetime, Look
+from frd.engine.findings.builder import NEVER, Anchors, Claim, ClaimStatus, Known, Lifetime, Look
 from frd.engine.findings.tracker import Tracker
 from frd.engine.policy import Policy
 from frd.model import (

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from frd.engine.findings.claim import Claim
-from frd.engine.hangs.claims import claim_of
+from frd.engine.findings.builder import Claim
+from frd.engine.hangs.detector import claim_of
 from frd.engine.hangs.diagnosis import diagnose
 from frd.engine.losses.exits import exits
 from frd.engine.policy import Policy

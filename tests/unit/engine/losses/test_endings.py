@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from frd.engine.clocks.uncertain_time import UncertainTime
+from frd.engine.clocks.alignment import UncertainTime
 from frd.engine.losses.claims import held_up_by
 from frd.engine.losses.exits import Exit, Manner
 from frd.engine.policy import Policy

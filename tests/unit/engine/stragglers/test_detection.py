@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from frd.engine.clocks.uncertain_time import RankClocks
+from frd.engine.clocks.alignment import RankClocks
 from frd.engine.matching.arrivals import LostTime, as_culprit
 from frd.engine.matching.lateness import BUCKETS, Lateness
 from frd.engine.policy import Policy

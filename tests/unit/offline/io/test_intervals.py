@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from frd.model import Int64s
 from frd.offline.io import intervals
-from frd.offline.io.grouped import LEAST, MOST, SUM, BytesOverTime, Grouped
 from frd.offline.io.intervals import IntervalSet
+from frd.offline.io.part import LEAST, MOST, SUM, BytesOverTime, Grouped
 
 Spans = list[tuple[int, int]]
 spans = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 60)), max_size=40)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from frd.dftracer.block import Block
-from frd.offline.io import reading
+from frd.offline.io import discovery
 from frd.offline.io.analysis import load_traces
 from frd.offline.io.spans import spans_of
-from frd.offline.output import io_tracks
+from frd.offline.output import timeline
 from frd.offline.output.timeline import write_timeline
 from frd.v1 import perfetto_pb2 as pb
 from tests.world.io_traces import Call, Writer, write_trace
@@ -35,13 +35,13 @@ def merged(tmp_path: Path) -> Path:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The pieces that are read, in order."""
     paths: list[Path] = []
-    usual = reading.PieceReader.blocks
+    usual = discovery.PieceReader.blocks
 
-    def blocks(self: reading.PieceReader) -> Iterator[Block]:
+    def blocks(self: discovery.PieceReader) -> Iterator[Block]:
         paths.append(self.piece.file.path)
         return usual(self)
 
-    monkeypatch.setattr(reading.PieceReader, "blocks", blocks)
+    monkeypatch.setattr(discovery.PieceReader, "blocks", blocks)
     return paths
 
 
@@ -78,14 +78,14 @@ def test_a_timeline_has_as_many_spans_as_it_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int
 ) -> None:
     """Of equally long calls the first are drawn, and longer ones wherever they are."""
-    monkeypatch.setattr(io_tracks, "MAX_SPANS", 50)
-    monkeypatch.setattr(io_tracks, "_TOGETHER", together)
+    monkeypatch.setattr(timeline, "MAX_SPANS", 50)
+    monkeypatch.setattr(timeline, "_TOGETHER", together)
     durations = {7: [5] * 80, 8: [1] * 199 + [9], 9: [3] * 50, 10: list(range(1, 100))}
     for pid, some in durations.items():
         calls = [Call("read", 200 * n, dur, ret=1) for n, dur in enumerate(some)]
         write_trace(tmp_path / f"rank{pid}.pfw", list(Writer("v2.2", pid).lines(calls)))
     assert drawn(tmp_path) == {f"I/O pid {pid}": 50 for pid in durations}
-    assert io_tracks.not_drawn(load_traces([tmp_path])) == (
+    assert timeline.not_drawn(load_traces([tmp_path])) == (
         "the 229 shortest spans of ranks 7-8,10: a timeline has at most the 50 longest of each: "
         "--output has all of them"
     )

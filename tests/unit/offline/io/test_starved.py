@@ -21,7 +21,7 @@ from frd.model import Finding, Reason
 from frd.offline.analysis.analyze import analyze
 from frd.offline.io.analysis import IoAnalysis, load_traces
 from frd.offline.io.starved import Starved, with_starved
-from frd.offline.load.job_choice import load_dumps
+from frd.offline.load.folder import load_dumps
 from tests.unit.cli.test_analyze import T0, dumps, entry, hang
 from tests.world.io_traces import Call, Writer, write_trace
 from tests.world.seeds import ALL

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from frd.model import RankInfo
-from frd.offline.io import discovery, reading
+from frd.offline.io import discovery
 from frd.offline.io.analysis import IoAnalysis, RankIo, load_traces
 from tests.world.io_traces import DIALECTS, T0_US, Call, Naive, Writer, naive, training, write_trace
 
@@ -134,7 +134,7 @@ def test_pieces_of_a_file_add_up(
     lines = list(Writer("v2.2", pid=7).lines(training(5, steps=100)))
     path = write_trace(tmp_path / f"t.pfw{packed}", lines, lines_a_member=11 if packed else 0)
     whole = naive([path])[7]
-    monkeypatch.setattr(reading, "_CHUNK", 1_000)
+    monkeypatch.setattr(discovery, "_CHUNK", 1_000)
     for size in (997, 4_096, 20_011):
         monkeypatch.setattr(discovery, "PLAIN_PIECE", size)
         monkeypatch.setattr(discovery, "PACKED_PIECE", size // 4)

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frd.offline.phases import replay, spans
+from frd.offline.phases import rank_phases, table
 from frd.offline.phases.marks import PhaseMark
-from frd.offline.phases.replay import replayed
-from frd.offline.phases.table import build_phases
+from frd.offline.phases.table import build_phases, replayed
 from tests.world.phases import T0, mark
 
 Scope = tuple[tuple[str, ...], int, int, bool]
@@ -216,7 +215,7 @@ def test_a_mark_without_a_name_or_time_is_counted() -> None:
 
 def test_so_many_spans_are_kept_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The longest ones, and the rest is counted."""
-    monkeypatch.setattr(spans, "MAX_SPANS", 2)
+    monkeypatch.setattr(rank_phases, "MAX_SPANS", 2)
     marks = [
         one
         for at, length in ((10, 5), (20, 1), (30, 4))
@@ -229,7 +228,7 @@ def test_so_many_spans_are_kept_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_many_open_scopes_are_searched_only_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """An end far below the top of a damaged stack is left out."""
-    monkeypatch.setattr(replay, "_SEARCHED", 3)
+    monkeypatch.setattr(table, "_SEARCHED", 3)
     marks = [mark(at, True, str(at)) for at in range(1, 6)]
     assert "that match no beginning" in replayed([*marks, mark(9, False, "2")], {})[1][0]
     assert not replayed([*marks, mark(9, False, "3")], {})[1]

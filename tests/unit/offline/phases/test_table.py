@@ -13,10 +13,15 @@ from hypothesis import strategies as st
 from frd.model import SeriesKind
 from frd.offline.phases import rank_phases
 from frd.offline.phases.answer import Certainty, PhaseAnswer
-from frd.offline.phases.gains import PhaseGain, PhaseSeries
 from frd.offline.phases.marks import PhaseMark
-from frd.offline.phases.rank_phases import RankSpans
-from frd.offline.phases.spans import EVENTS, PhaseSpan, PhaseThread
+from frd.offline.phases.rank_phases import (
+    EVENTS,
+    PhaseGain,
+    PhaseSeries,
+    PhaseSpan,
+    PhaseThread,
+    RankSpans,
+)
 from frd.offline.phases.table import PhaseTable, build_phases
 from tests.world.phases import T0, scope
 

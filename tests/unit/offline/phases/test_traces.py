@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from frd.offline.io.analysis import IoAnalysis, load_traces
-from frd.offline.phases import spans
+from frd.offline.phases import rank_phases
 from frd.offline.phases.answer import Certainty
 from frd.offline.phases.marks import PhaseMark
-from frd.offline.phases.spans import Process
+from frd.offline.phases.rank_phases import Process
 from frd.offline.phases.table import PhaseTable, build_phases
 from tests.world.io_traces import DIALECTS, T0_US, Call, Writer, write_trace
 from tests.world.phases import T0 as T0_NS
@@ -178,7 +178,7 @@ def test_the_longest_spans_of_traces_are_kept(
 ) -> None:
     """More annotations than fit: the short ones are left out, and counted."""
     io = traced(tmp_path)
-    monkeypatch.setattr(spans, "MAX_SPANS", 3)
+    monkeypatch.setattr(rank_phases, "MAX_SPANS", 3)
     found = table(io)
     assert [span.path[-1] for span in found.spans] == ["epoch", "train", "evaluate"]
     assert found.warnings == ("the shortest spans of traces, too many, left out: 3",)

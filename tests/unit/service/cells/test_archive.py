@@ -32,20 +32,19 @@ from frd.model import (
     RankStatus,
     ServiceRawNs,
 )
-from frd.service.cells.alone import open_journal
 from frd.service.cells.cell import Cell, Common
-from frd.service.cells.owner import Opened
+from frd.service.cells.owner import Opened, open_journal
 from frd.service.cells.replica import Deletion, SharedArchive
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.real_time import RealTime
 from frd.service.findings.notifier import Notifier
-from frd.service.findings.silences import Silences
+from frd.service.findings.people import Silences
 from frd.service.ingest.streams import Stream
 from frd.service.journal.payloads import Dismissal, decode_finding, encode_finding
 from frd.service.journal.replay import replay
 from frd.store.dumps import DumpStore
 from frd.store.journal import read
-from frd.wire.encode import encode_agent
+from frd.wire.codec import encode_agent
 from frd.wire.messages import Statuses
 from tests.world.daemons import until
 from tests.world.evaluated import Evaluated

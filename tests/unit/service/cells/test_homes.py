@@ -18,15 +18,15 @@ from frd.model import AttemptKey, RankInfo
 from frd.service.access.grants import EVERYTHING
 from frd.service.cells.cell import Cell, Common
 from frd.service.cells.cells import Cells
-from frd.service.cells.homes import ReplicaHomes
 from frd.service.cells.owner import CellOwner
+from frd.service.cells.replica import ReplicaHomes
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.real_time import RealTime
 from frd.service.ingest.collector import Home
 from frd.service.ingest.declarations import Reportable
 from frd.service.state import NodeView
 from frd.store.dumps import DumpStore
-from frd.wire.encode import encode_agent
+from frd.wire.codec import encode_agent
 from frd.wire.messages import Redirect
 from tests.world.messages import declare
 from tests.world.one_replica import CELL, HELLO, JOB, ME, OTHER, replica

@@ -18,7 +18,7 @@ from frd.service.cells.cell import Cell
 from frd.service.ingest.collector import Home
 from frd.service.ingest.streams import Stream
 from frd.service.state import CellState, Counters
-from frd.wire.encode import encode_agent
+from frd.wire.codec import encode_agent
 from frd.wire.messages import Ack, Redirect
 from tests.world.messages import declare, entry_columns
 from tests.world.one_replica import CELL, HELLO, JOB, ME, OTHER, Contested, Parts, replica

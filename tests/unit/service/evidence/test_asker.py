@@ -17,12 +17,10 @@ from frd.engine.evidence.questions import RULES, Occasion, Question, QuestionKin
 from frd.errors import ServiceUnavailable
 from frd.model import AlignedNs, AttemptKey, Certainty, NodeRawNs, WaitKind, WaitsFor
 from frd.service.evidence.asker import AT_ONCE, RAS_REPORT, WAIT_REPORT, Asker
-from frd.service.evidence.dumps import Dumper
-from frd.service.evidence.inquiries import Piece
+from frd.service.evidence.inquiries import Dumper, Piece
 from frd.store.dumps import DumpStore
 from frd.wire.messages import Part
-from frd.wire.ras import encode_ras
-from frd.wire.waits import WaitReport, encode_report
+from frd.wire.waits import WaitReport, encode_ras, encode_report
 from frd_agent.nccl_ras.answer import read_answer
 from frd_agent.nccl_ras.client import TIMEOUT_S as QUESTION_S
 from frd_agent.uplink.answers import _MARGIN

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from frd.model import NodeNs, NodeRawNs, RankInfo
 from frd.service.evidence.inquiries import MAX_RANK_BYTES, Inquiries, Inquiry, Piece, Target
 from frd.service.ingest.streams import Stream
-from frd.wire.encode import encode_agent
+from frd.wire.codec import encode_agent
 from frd.wire.messages import PROTOCOL, Hello, Part, Request, ResponsePart
 from tests.world.messages import KEY, declare
 from tests.world.one_replica import HELLO

@@ -15,14 +15,18 @@ from frd.errors import ServiceUnavailable
 from frd.model import AlignedNs, Change, Finding, FindingState, Note
 from frd.service.findings.people import (
     MAX_NOTES,
+    LocalKeys,
     Mark,
     People,
+    Refused,
+    Scope,
+    Silence,
+    Silences,
     acknowledge,
     add_note,
     assign,
     undo_acknowledge,
 )
-from frd.service.findings.silences import LocalKeys, Refused, Scope, Silence, Silences
 from frd.service.journal.payloads import Dismissal
 from tests.world.evaluated import Evaluated
 

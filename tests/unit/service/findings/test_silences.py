@@ -13,8 +13,8 @@ from frd.cluster.registry import Entry
 from frd.errors import ServiceUnavailable
 from frd.forms import encodable
 from frd.model import AlignedNs
-from frd.service.findings import silences
-from frd.service.findings.silences import LocalKeys, Refused, Scope, Silence, Silences
+from frd.service.findings import people
+from frd.service.findings.people import LocalKeys, Refused, Scope, Silence, Silences
 from frd.store.findings import FindingStore
 from tests.world.fake_cluster import FakeKeys, FakeRegistry, Faults
 from tests.world.http_api import finding
@@ -85,7 +85,7 @@ async def test_there_are_at_most_so_many(
     store: FindingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One more is refused, a change of a known one is not, and those that are over do not count."""
-    monkeypatch.setattr(silences, "MAX_SILENCES", 2)
+    monkeypatch.setattr(people, "MAX_SILENCES", 2)
     known = Silences(LocalKeys(store))
     for one in (silence("a"), silence("b", 1), silence("a", 20)):
         await known.put(one, NOW)

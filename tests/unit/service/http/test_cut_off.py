@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from frd.service.http.peers.client import PeerClient
-from frd.service.http.peers.cut_off import CutOff
+from frd.service.http.peers.questions import CutOff
 from tests.unit.service.http.three import token_file
 from tests.world.http_cluster import PLAIN, Cluster, cluster
 

@@ -14,7 +14,7 @@ import pytest
 
 from frd.do_now import shown_json
 from frd.engine.history.group_map import group_map
-from frd.engine.state.state_at import StateAt
+from frd.engine.state.snapshot_parts import StateAt
 from frd.engine.views import CELL_STATES, GroupMap, Histogram
 from frd.model import AlignedNs, AttemptKey, RankState
 from frd.service.state import ServiceState

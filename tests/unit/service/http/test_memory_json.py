@@ -12,7 +12,7 @@ from frd.cli.screens.job_tables import sparkline
 from frd.engine.views import MemoryView
 from frd.forms import bytes_text, utc_text
 from frd.model import AlignedNs, SeriesInfo, SeriesKind
-from frd.service.http.memory_json import MAX_WORST, memory_json
+from frd.service.http.json_api import MAX_WORST, memory_json
 from tests.world.http_api import Client, Service, job_view
 from tests.world.views import NOW, SECOND, rise
 

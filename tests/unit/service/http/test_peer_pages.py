@@ -16,7 +16,7 @@ import pytest
 from frd.address import split_address
 from frd.forms import utc_text
 from frd.model import AlignedNs, Change, FindingEvent
-from frd.service.http.peers.relay import FORWARDED
+from frd.service.http.peers.questions import FORWARDED
 from frd.service.http.web import events as module
 from frd.v1 import perfetto_pb2 as pb
 from tests.unit.service.http.three import (

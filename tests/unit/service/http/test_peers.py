@@ -22,8 +22,7 @@ from frd.do_now import shown_json
 from frd.errors import ConfigError
 from frd.model import AlignedNs, Change, FindingEvent
 from frd.service.http.peers.client import PeerClient
-from frd.service.http.peers.questions import CELLS_HEADER
-from frd.service.http.peers.relay import FORWARDED
+from frd.service.http.peers.questions import CELLS_HEADER, FORWARDED
 from frd.service.state import CellState
 from tests.unit.service.http.three import (
     CLOSED_C,

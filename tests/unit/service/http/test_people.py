@@ -9,7 +9,7 @@ import pytest
 from frd.do_now import shown_json
 from frd.forms import utc_text
 from frd.service.access.grants import Tokens
-from frd.service.findings import silences
+from frd.service.findings import people
 from frd.service.http.routes import WebOptions
 from tests.unit.service.http.three import CLOSED_C, OPEN_B, B, job_path
 from tests.world.http_api import Client, Service, finding
@@ -106,7 +106,7 @@ def test_silences(plain: Client) -> None:
 
 
 def test_too_many_silences(plain: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silences, "MAX_SILENCES", 0)
+    monkeypatch.setattr(people, "MAX_SILENCES", 0)
     for path, body in ((f"{ONE}/silence", {}), (SILENCES, {"job": "x"})):
         answer = plain.post(path, {**body, "until": LATER})
         assert (answer.status, answer.json["error"].partition(":")[0]) == (409, "silences")

@@ -15,7 +15,7 @@ from frd.model import AlignedNs, AttemptKey, GroupInfo, NodeNs, NodeRawNs, RankI
 from frd.service.access.admission import MAX_DECLARED, Allowance
 from frd.service.ingest.declarations import DeclaredAttempt, DeclaredRank, objects_in
 from frd.service.ingest.streams import Stream, Streams
-from frd.wire.encode import encode_agent
+from frd.wire.codec import encode_agent
 from frd.wire.messages import (
     PROTOCOL,
     AttemptDecl,

@@ -15,8 +15,7 @@ from frd.service.access.admission import Admission
 from frd.service.evidence.inquiries import Inquiries
 from frd.service.ingest.collector import ABORTED, Home, Ingest
 from frd.service.ingest.streams import Stream, Streams
-from frd.wire.decode import decode_service
-from frd.wire.encode import encode_agent
+from frd.wire.codec import decode_service, encode_agent
 from frd.wire.messages import Goodbye, Redirect, ServiceEvent, Welcome
 from tests.sim.cluster.calls import Call
 from tests.world.one_replica import HELLO

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from frd.model import AlignedNs, AttemptKey, NodeNs, NodeRawNs
-from frd.service.clocks.agent_clocks import AgentClock
-from frd.service.clocks.alignments import guess
+from frd.service.clocks.agent_clocks import AgentClock, guess
 from frd.service.clocks.real_time import RealTime
 from frd.service.ingest.nodes import Nodes
 from frd.wire.messages import PROTOCOL, Hello

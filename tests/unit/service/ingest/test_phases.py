@@ -5,7 +5,7 @@ from __future__ import annotations
 from frd.engine.state.phases import PhasesAt
 from frd.model import AlignedNs, NodeNs, NodeRawNs, PhaseSpan, RankInfo, RankPhases, SuspectPhase
 from frd.service.ingest.session import Session
-from frd.wire.encode import encode_agent
+from frd.wire.codec import encode_agent
 from frd.wire.messages import PROTOCOL, AgentEvent, AttemptDecl, Declare, Hello, RankDecl, Statuses
 from tests.world.sessions import KEY, NOW, S, Service
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from frd.model import AlignedNs, AttemptKey, GroupInfo, NodeNs, NodeRawNs, RankInfo
 from frd.service.ingest.streams import HURRIED_ROUND_MS, ROUND_MS, Stream
-from frd.wire.encode import encode_agent
+from frd.wire.codec import encode_agent
 from frd.wire.messages import (
     PROTOCOL,
     AttemptDecl,

@@ -31,7 +31,7 @@ from frd.model import (
     Stage,
     WaitSource,
 )
-from frd.service.clocks.alignments import guess
+from frd.service.clocks.agent_clocks import guess
 from frd.service.ingest import revisions as revisions_module
 from frd.service.ingest.job_runs import Refusal
 from frd.service.ingest.revisions import Revisions

@@ -17,12 +17,11 @@ from frd.model import (
     RankStatus,
     Signature,
 )
-from frd.service.clocks.agent_clocks import AgentClock
-from frd.service.clocks.alignments import guess
+from frd.service.clocks.agent_clocks import AgentClock, guess
 from frd.service.clocks.real_time import RealTime
 from frd.service.ingest.shared import RankOwners
 from frd.service.state import NodeView, unwatched
-from frd.wire.encode import encode_agent
+from frd.wire.codec import encode_agent
 from frd.wire.messages import (
     PROTOCOL,
     AgentEvent,

@@ -36,12 +36,12 @@ from frd.model import (
     WaitsFor,
     WaitSource,
 )
-from frd.service.clocks.alignments import encode, guess
+from frd.service.clocks.agent_clocks import encode, guess
 from frd.service.journal.payloads import Dismissal, Settings, decode_payload, encode_payload
 from frd.service.journal.replay import Player, Replayed, replay
 from frd.store.journal import Journal, JournalLimits, read, segments
 from frd.store.records import Record, RecordKind
-from frd.wire.encode import encode_agent
+from frd.wire.codec import encode_agent
 from frd.wire.messages import PROTOCOL, AgentEvent, Hello, Statuses, Watermarks
 from frd.wire.waits import WaitReport
 from tests.world.asked import stack_text

@@ -12,7 +12,7 @@ from frd.service.journal import writer
 from frd.service.journal.writer import JournalWriter
 from frd.store.journal import JournalLimits, read, segments
 from frd.store.records import Record, RecordKind
-from frd.wire.encode import encode_agent
+from frd.wire.codec import encode_agent
 from frd.wire.messages import PROTOCOL, Declare, Goodbye, Hello, Statuses, Watermarks
 
 HELLO = Hello(PROTOCOL, "0", "n", "b", "s", NodeNs(1), NodeRawNs(1))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from frd.model import Finding, Kind
-from frd.service.timelines.perfetto_file import perfetto_bytes
+from frd.service.timelines.form import perfetto_bytes
 from frd.service.timelines.timeline import Timeline
 from frd.v1 import perfetto_pb2 as pb
 from tests.world.timelines import T0, bar, closed, curve, finding, gap, lane, timeline
