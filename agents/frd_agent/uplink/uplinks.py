@@ -163,7 +163,8 @@ class Uplinks:
         self._say_leaving(name, current)
         samples = Samples(_SAMPLE_BYTES, dictionary.series_number)
         hello = self.hello()
-        clock = Clock(ClockHello(hello.boot_id, hello.session), self.stats, self.time)
+        clock_hello = ClockHello(hello.boot_id, hello.session)
+        clock = Clock(clock_hello, self.stats, self.time, has_ranks=job is not None)
         dispatch = Dispatch(
             *(dictionary, outbox, current, samples),
             lambda: () if job is None else self.in_flight(name),

@@ -93,10 +93,12 @@ async def test_jobs_of_one_name_and_two_sizes() -> None:
 
 async def test_an_agent_without_ranks_is_connected() -> None:
     """No rank is there: one stream without a job. A job's stream is welcomed: the other one says
-    goodbye. The job is long over: its stream says goodbye, and the one without a job is back."""
+    goodbye. The job is long over: its stream says goodbye, and the one without a job is back, with
+    few pings."""
     replica = Replica()
     async with serving(replica), node(replica.address) as agent:
         agent.uplinks.settle([], 0.0)
+        assert [uplink.clock.has_ranks for uplink in agent.uplinks] == [False]
         await async_until(lambda: agent.uplinks.connected, "the stream without a job")
         agent.rank("a")
         agent.uplinks.settle(["a"], 1.0)
