@@ -8,9 +8,9 @@ parent's pages, those that it has beyond its parent's when it is first seen.
 
 The proportional set size (PSS) would be more exact, but is not read: the kernel walks the page
 tables for it, 13 ms for each GiB (measured, 4 KiB pages), under a lock that the rank needs for
-its own mmap. These counters cost 10 µs for the rank and 2 µs for a child, and no lock. What
-copy-on-write slowly duplicates in forked loaders only the cgroup knows
-(`frd_agent.memory.host.cgroup`).
+its own mmap. These counters cost 10 µs for the rank, in its status, and 2 µs for a child, in its
+statm, and no lock; a rank's status is read only if its statm has changed. What copy-on-write slowly
+duplicates in forked loaders only the cgroup knows (`frd_agent.memory.host.cgroup`).
 
 Files of /proc stay open: that halves the cost, and an open file never refers to a later process
 with the same pid.
@@ -40,6 +40,24 @@ _COUNTED: Final = (b"\nRssAnon:", b"\nRssShmem:", b"\nVmSwap:")
 
 
 @dataclass(slots=True)
+class _Rank:
+    status: int
+    """Descriptor, as `statm`."""
+    statm: int
+    seen: bytes = b""
+    """Its statm just before its status was read."""
+    own: int = NO_SAMPLE
+
+    def used(self) -> int:
+        if (statm := _pread(self.statm)) != self.seen or not statm:
+            raw = _pread(self.status)
+            is_gone = b"\nRssAnon:" not in raw  # or a zombie, or not reported by this kernel
+            own = sum([_kib(raw, name) for name in _COUNTED]) * 1024
+            self.seen, self.own = statm, NO_SAMPLE if is_gone else own
+        return self.own
+
+
+@dataclass(slots=True)
 class _Child:
     statm: int
     """Descriptor."""
@@ -51,8 +69,8 @@ class ProcessMemory:
     """Of all ranks of one node. Lives on one thread."""
 
     def __init__(self) -> None:
-        self._ranks: dict[int, int] = {}
-        """Descriptor of its status, by pid."""
+        self._ranks: dict[int, _Rank] = {}
+        """By pid."""
         self._below: dict[int, list[int]] = {}
         """Pids of the children of each rank, and of theirs."""
         self._children: dict[int, _Child] = {}
@@ -76,15 +94,21 @@ class ProcessMemory:
     def _follow(self, pids: frozenset[int], processes: Mapping[int, Stat]) -> None:
         """Open what is new and close what is gone."""
         for pid in self._ranks.keys() - pids:
-            os.close(self._ranks.pop(pid))
+            rank = self._ranks.pop(pid)
+            os.close(rank.status)
+            os.close(rank.statm)
         for pid in pids - self._ranks.keys():
-            if (fd := _open(f"{pid}/status")) is not None:
-                self._ranks[pid] = fd
+            if (status := _open(f"{pid}/status")) is None:
+                continue
+            if (statm := _open(f"{pid}/statm")) is None:
+                os.close(status)
+            else:
+                self._ranks[pid] = _Rank(status, statm)
         known = {child for children in self._below.values() for child in children}
         for pid in self._children.keys() - known:
             os.close(self._children.pop(pid).statm)
         for pid in known - self._children.keys():
-            if len(self._ranks) + len(self._children) >= _MAX_OPEN:
+            if 2 * len(self._ranks) + len(self._children) >= _MAX_OPEN:
                 break
             if (fd := _open(f"{pid}/statm")) is not None:
                 self._children[pid] = _Child(fd, self._inherited(pid, fd, processes))
@@ -99,12 +123,9 @@ class ProcessMemory:
 
     def used(self, pid: int) -> int:
         """Bytes; `NO_SAMPLE` when the process cannot be read."""
-        if (fd := self._ranks.get(pid)) is None:
+        rank = self._ranks.get(pid)
+        if rank is None or (own := rank.used()) == NO_SAMPLE:
             return NO_SAMPLE
-        raw = _pread(fd)
-        if b"\nRssAnon:" not in raw:
-            return NO_SAMPLE  # gone, a zombie, or not reported by this kernel
-        own = sum([_kib(raw, name) for name in _COUNTED]) * 1024
         return own + sum([self._growth(child) for child in self._below.get(pid, ())])
 
     def has_lost(self, pid: int | None) -> bool:

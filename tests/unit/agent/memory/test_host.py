@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -68,6 +69,18 @@ def host(proc: Proc) -> Iterator[ProcessMemory]:
     found = ProcessMemory()
     yield found
     found.close()
+
+
+def test_a_status_is_read_again_when_pages_have_changed(proc: Proc, host: ProcessMemory) -> None:
+    """Ten looks a second at a rank whose memory rests: each costs one small reading."""
+    proc.rank(10, anon=1000)
+    host.look_around([10], 0.0)
+    assert host.used(10) == 1000 * KIB
+    with patch("os.pread", wraps=os.pread) as read:
+        assert host.used(10) == 1000 * KIB
+    assert read.call_count == 1
+    proc.rank(10, anon=2000)
+    assert host.used(10) == 2000 * KIB
 
 
 def test_pages_of_files_do_not_count(proc: Proc, host: ProcessMemory) -> None:
