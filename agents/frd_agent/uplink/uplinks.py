@@ -61,15 +61,6 @@ class Uplink:
     def start(self) -> None:
         self.task = asyncio.create_task(self.stream.run())
 
-    def stay(self) -> None:
-        """The agent knows ranks of the job."""
-        self.left_at_s = None
-
-    def linger(self, now_s: float) -> None:
-        """The agent knows none, since now or earlier."""
-        if self.left_at_s is None:
-            self.left_at_s = now_s
-
     async def end(self, why: str) -> None:
         """Send what is left, and a goodbye, if the service is connected."""
         assert self.task is not None
@@ -118,7 +109,7 @@ class Uplinks:
             known = self._jobs[job] = self._make(job)
             self._share()
             known.start()
-        known.stay()
+        known.left_at_s = None
         return known.reports
 
     def settle(self, jobs: Collection[str], now_s: float) -> None:
@@ -126,9 +117,9 @@ class Uplinks:
         times a second: the clocks are read as well."""
         for job, uplink in self._jobs.items():
             if job in jobs:
-                uplink.stay()
-            else:
-                uplink.linger(now_s)
+                uplink.left_at_s = None
+            elif uplink.left_at_s is None:
+                uplink.left_at_s = now_s
         left = [
             (one.left_at_s, job) for job, one in self._jobs.items() if one.left_at_s is not None
         ]

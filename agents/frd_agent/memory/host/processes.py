@@ -35,32 +35,23 @@ _MAX_CHILDREN: Final = 64
 """Of one rank that are counted; the first ones found."""
 _MAX_OPEN: Final = 384
 """Files; beyond that, children are not counted."""
+_MAX_STATUS: Final = 8192
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _COUNTED: Final = (b"\nRssAnon:", b"\nRssShmem:", b"\nVmSwap:")
 
 
 @dataclass(slots=True)
 class _Rank:
-    status: int
-    """Descriptor, as `statm`."""
     statm: int
+    """Descriptor."""
     seen: bytes = b""
-    """Its statm just before its status was read."""
+    """What it gave just before its status was read."""
     own: int = NO_SAMPLE
-
-    def used(self) -> int:
-        if (statm := _pread(self.statm)) != self.seen or not statm:
-            raw = _pread(self.status)
-            is_gone = b"\nRssAnon:" not in raw  # or a zombie, or not reported by this kernel
-            own = sum([_kib(raw, name) for name in _COUNTED]) * 1024
-            self.seen, self.own = statm, NO_SAMPLE if is_gone else own
-        return self.own
 
 
 @dataclass(slots=True)
 class _Child:
     statm: int
-    """Descriptor."""
     inherited: int
     """Bytes that it has in common with its parent."""
 
@@ -94,21 +85,15 @@ class ProcessMemory:
     def _follow(self, pids: frozenset[int], processes: Mapping[int, Stat]) -> None:
         """Open what is new and close what is gone."""
         for pid in self._ranks.keys() - pids:
-            rank = self._ranks.pop(pid)
-            os.close(rank.status)
-            os.close(rank.statm)
+            os.close(self._ranks.pop(pid).statm)
         for pid in pids - self._ranks.keys():
-            if (status := _open(f"{pid}/status")) is None:
-                continue
-            if (statm := _open(f"{pid}/statm")) is None:
-                os.close(status)
-            else:
-                self._ranks[pid] = _Rank(status, statm)
+            if (fd := _open(f"{pid}/statm")) is not None:
+                self._ranks[pid] = _Rank(fd)
         known = {child for children in self._below.values() for child in children}
         for pid in self._children.keys() - known:
             os.close(self._children.pop(pid).statm)
         for pid in known - self._children.keys():
-            if 2 * len(self._ranks) + len(self._children) >= _MAX_OPEN:
+            if len(self._ranks) + len(self._children) >= _MAX_OPEN:
                 break
             if (fd := _open(f"{pid}/statm")) is not None:
                 self._children[pid] = _Child(fd, self._inherited(pid, fd, processes))
@@ -123,10 +108,18 @@ class ProcessMemory:
 
     def used(self, pid: int) -> int:
         """Bytes; `NO_SAMPLE` when the process cannot be read."""
-        rank = self._ranks.get(pid)
-        if rank is None or (own := rank.used()) == NO_SAMPLE:
+        if (rank := self._ranks.get(pid)) is None:
             return NO_SAMPLE
-        return own + sum([self._growth(child) for child in self._below.get(pid, ())])
+        if (statm := _pread(rank.statm)) != rank.seen:
+            raw = content(f"{pid}/status", _MAX_STATUS)
+            # If not: gone, perhaps with another process of that pid, or a zombie, or an old kernel.
+            is_known = b"\nRssAnon:" in raw and _pread(rank.statm)
+            rank.seen, rank.own = statm, NO_SAMPLE
+            if is_known:
+                rank.own = sum([_kib(raw, name) for name in _COUNTED]) * 1024
+        if rank.own == NO_SAMPLE:
+            return NO_SAMPLE
+        return rank.own + sum([self._growth(child) for child in self._below.get(pid, ())])
 
     def has_lost(self, pid: int | None) -> bool:
         """It has no memory any more, or a child of the last scan has none; or it is unknown."""
@@ -164,7 +157,7 @@ def _open(name: str) -> int | None:
 def _pread(fd: int) -> bytes:
     """Empty when the process is gone."""
     try:
-        return os.pread(fd, 8192, 0)
+        return os.pread(fd, 4096, 0)
     except OSError:
         return b""
 
