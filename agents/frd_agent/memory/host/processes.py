@@ -66,6 +66,8 @@ class ProcessMemory:
         """Pids of the children of each rank, and of theirs."""
         self._children: dict[int, _Child] = {}
         self._scan_at = 0.0
+        self._processes: Mapping[int, Stat] = {}
+        """As of the last scan."""
 
     def look_around(self, ranks: Iterable[int], now_s: float) -> None:
         """Look up the children of these processes again, when that is due."""
@@ -73,16 +75,19 @@ class ProcessMemory:
         if now_s < self._scan_at and pids == self._below.keys():
             return
         began = time.thread_time()
-        processes = read_all()
-        children = by_parent(processes)
+        ours = self._ranks.keys() | self._children.keys()  # one that has ended since is a zombie
+        self._processes = read_all(
+            {pid: stat for pid, stat in self._processes.items() if pid not in ours}
+        )
+        children = by_parent(self._processes)
         self._below = {
             pid: descendants(pid, children, but=pids, most=_MAX_CHILDREN) for pid in pids
         }
-        self._follow(pids, processes)
+        self._follow(pids)
         cost_s = time.thread_time() - began
         self._scan_at = now_s + max(SCAN_S, cost_s / _SCAN_SHARE)
 
-    def _follow(self, pids: frozenset[int], processes: Mapping[int, Stat]) -> None:
+    def _follow(self, pids: frozenset[int]) -> None:
         """Open what is new and close what is gone."""
         for pid in self._ranks.keys() - pids:
             os.close(self._ranks.pop(pid).statm)
@@ -96,10 +101,11 @@ class ProcessMemory:
             if len(self._ranks) + len(self._children) >= _MAX_OPEN:
                 break
             if (fd := _open(f"{pid}/statm")) is not None:
-                self._children[pid] = _Child(fd, self._inherited(pid, fd, processes))
+                self._children[pid] = _Child(fd, self._inherited(pid, fd))
 
-    def _inherited(self, pid: int, statm: int, processes: Mapping[int, Stat]) -> int:
+    def _inherited(self, pid: int, statm: int) -> int:
         """0 after an exec, which is recognized by another address of the stack."""
+        processes = self._processes
         parent = processes[pid].parent
         if parent in processes and processes[parent].start_stack != processes[pid].start_stack:
             return 0
@@ -133,7 +139,7 @@ class ProcessMemory:
 
     def close(self) -> None:
         self._below.clear()
-        self._follow(frozenset(), {})
+        self._follow(frozenset())
 
 
 def _kib(raw: bytes, name: bytes) -> int:
