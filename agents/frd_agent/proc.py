@@ -233,10 +233,8 @@ def inner_pid(pid: int) -> int:
 def status_line(pid: int | str, name: str) -> list[str]:
     """The words of a line of /proc/<pid>/status, such as ``Uid``; empty if it is not shown."""
     raw = content(f"{pid}/status", _MAX_STATUS)
-    for line in raw.decode("ascii", "replace").splitlines():
-        if line.startswith(f"{name}:"):
-            return line.split()[1:]
-    return []
+    rest = (b"\n" + raw).partition(f"\n{name}:".encode())[2]
+    return rest.partition(b"\n")[0].decode("ascii", "replace").split()
 
 
 def is_of(pid: int, uid: int) -> bool:

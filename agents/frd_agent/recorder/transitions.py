@@ -18,6 +18,7 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -360,15 +361,18 @@ class RecorderTracker:
             self._groups = {k: progress for k, progress in self._groups.items() if k not in gone}
 
 
+_key_parts = attrgetter("pg_id", "process_group", "profiling_name")
+
+
 def _key(entry: Entry) -> GroupKey:
     backend = parse_profiling_name(entry.profiling_name).backend
     return entry.pg_id, entry.group_name, backend
 
 
 def _keys(entries: Iterable[Entry]) -> set[GroupKey]:
-    distinct = {(e.pg_id, e.process_group, e.profiling_name) for e in entries}
     return {
-        (pg_id, group[0], parse_profiling_name(name).backend) for pg_id, group, name in distinct
+        (pg_id, group[0], parse_profiling_name(name).backend)
+        for pg_id, group, name in set(map(_key_parts, entries))
     }
 
 
