@@ -29,7 +29,7 @@ import msgspec
 from frd.decodable import decodable, is_heavy
 from frd.errors import DumpError
 from frd.flight.batches import with_batch_ends
-from frd.flight.entry import Count, Dump, Entry, Hole, Int64, Status
+from frd.flight.entry import Dump, Entry, Hole, Int64, Status
 from frd.flight.names import END_OF_BATCH
 from frd.flight.pickles.unpickle import load_plain
 from frd.flight.plain_entries import Budget, extent, group_of
@@ -70,10 +70,6 @@ class _Undecoded(_Header, gc=False):
     entries: list[msgspec.Raw] = []
 
 
-class _Numbered(msgspec.Struct, gc=False):
-    record_id: Count
-
-
 class Known(NamedTuple):
     """What was read of a recorder before."""
 
@@ -92,7 +88,6 @@ class _Membership(msgspec.Struct):
 
 _document = msgspec.json.Decoder(_Document)
 _undecoded = msgspec.json.Decoder(_Undecoded)
-_numbered = msgspec.json.Decoder(_Numbered)
 _entry = msgspec.json.Decoder(Entry)
 _Rank = Annotated[int, msgspec.Meta(ge=0, lt=MAX_WORLD_SIZE)]
 _ranks = msgspec.json.Decoder(list[_Rank])
@@ -130,7 +125,7 @@ def _news(data: bytes, known: Known, source: str) -> Dump | None:
         document = _undecoded.decode(data)
         raw = document.entries
         last, *still_open = (
-            bisect_left(raw, number, key=lambda one: _numbered.decode(one).record_id)
+            bisect_left(raw, number, key=lambda one: _entry.decode(one).record_id)
             for number in (known.record_id, *known.open)
         )
         kept = sorted(at for at in {0, *still_open} if at < last)
