@@ -106,7 +106,7 @@ def run(configs: tuple[Path, ...], check: bool, **flags: object) -> None:
         return
     logs.configure(loaded.log_level, loaded.log_format)
     # Dumps make tens of thousands of objects without cycles; Python's own threshold is 700.
-    gc.set_threshold(10_000, 20, 100)
+    gc.set_threshold(50_000, 20, 100)
     from frd_agent.agent import Agent
 
     async def main() -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Mapping
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from frd.model import NodeNs
@@ -142,21 +143,23 @@ def own_start_ticks() -> int:
     return stat.start_ticks if stat is not None else 0
 
 
-def read_all() -> dict[int, Stat]:
-    """Every process that can be read.
+def read_all(known: Mapping[int, Stat] = MappingProxyType({})) -> dict[int, Stat]:
+    """Every process that can be read. Those that are `known`, of a moment ago, are not read again
+    while their parent lives: nothing else gives them another one.
 
     Raises:
         OSError: /proc cannot be listed.
     """
-    found = {}
-    for name in os.listdir(PROC):
-        if name.isdecimal():
+    found, pids = {}, {int(name) for name in os.listdir(PROC) if name.isdecimal()}
+    for pid in pids:
+        stat = known.get(pid)
+        if stat is None or stat.parent not in pids:
             try:
-                stat = read_stat(name)
+                stat = read_stat(pid)
             except (OSError, ValueError):
                 continue
-            if stat is not None:
-                found[int(name)] = stat
+        if stat is not None:
+            found[pid] = stat
     return found
 
 
@@ -230,10 +233,8 @@ def inner_pid(pid: int) -> int:
 def status_line(pid: int | str, name: str) -> list[str]:
     """The words of a line of /proc/<pid>/status, such as ``Uid``; empty if it is not shown."""
     raw = content(f"{pid}/status", _MAX_STATUS)
-    for line in raw.decode("ascii", "replace").splitlines():
-        if line.startswith(f"{name}:"):
-            return line.split()[1:]
-    return []
+    rest = (b"\n" + raw).partition(f"\n{name}:".encode())[2]
+    return rest.partition(b"\n")[0].decode("ascii", "replace").split()
 
 
 def is_of(pid: int, uid: int) -> bool:

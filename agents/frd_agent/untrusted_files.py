@@ -143,6 +143,8 @@ class Section(Generic[_Form]):
             if (found := self._parse(raw)) is not None:
                 self._head, self._latest, self._moved_s = raw[:_HEAD], found, now_s
                 return found
+            if not any(raw[: tap.PREFIX.size]):
+                break  # not torn: nothing was ever written there
         return None
 
     def _read(self) -> bytes:

@@ -17,18 +17,19 @@ from __future__ import annotations
 
 import re
 import zlib
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from frd.decodable import decodable, is_heavy
 from frd.errors import DumpError
 from frd.flight.batches import with_batch_ends
-from frd.flight.entry import Dump, Entry, Hole, Int64, Status
+from frd.flight.entry import END_OF_BATCH, Dump, Entry, Hole, Int64, Status
 from frd.flight.pickles.unpickle import load_plain
 from frd.flight.plain_entries import Budget, extent, group_of
 from frd.model import MAX_WORLD_SIZE, GroupInfo
@@ -46,6 +47,7 @@ _GZIP = b"\x1f\x8b"
 PICKLE = b"\x80"
 _NULL_TIME = re.compile(rb'("time_discovered_(?:started|completed)_ns"\s*:\s*)null')
 _VERSION = re.compile(r"2\.\d{1,4}")
+_NOT_TYPED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class _Header(msgspec.Struct, gc=False):
@@ -63,6 +65,20 @@ class _Document(_Header, gc=False):
     entries: list[Entry] = []
 
 
+class _Undecoded(_Header, gc=False):
+    entries: list[msgspec.Raw] = []
+
+
+class Known(NamedTuple):
+    """What was read of a recorder before."""
+
+    record_id: int
+    """Of the last entry, as is the time."""
+    created_ns: int
+    open: Collection[int]
+    """Record ids of the entries before it that are not over."""
+
+
 @decodable
 class _Membership(msgspec.Struct):
     ranks: Any
@@ -70,6 +86,8 @@ class _Membership(msgspec.Struct):
 
 
 _document = msgspec.json.Decoder(_Document)
+_undecoded = msgspec.json.Decoder(_Undecoded)
+_entry = msgspec.json.Decoder(Entry)
 _Rank = Annotated[int, msgspec.Meta(ge=0, lt=MAX_WORLD_SIZE)]
 _ranks = msgspec.json.Decoder(list[_Rank])
 
@@ -87,15 +105,40 @@ def parse(data: bytes, *, source: str, max_bytes: int = MAX_BYTES, most: int = M
     return _parse_json(data, source, most)
 
 
-def parse_answer(data: bytes, *, source: str) -> Dump:
-    """The dump in a rank's answer, which is JSON and nothing else.
+def parse_answer(data: bytes, *, source: str, known: Known | None = None) -> Dump:
+    """The dump in a rank's answer, which is JSON and nothing else. If it goes on where `known`
+    ends, entries that are over and known are left out, except the first (`Dump.skipped`).
 
     Raises:
         DumpError: as `parse`, or its objects would take too much memory.
     """
     if is_heavy(data):
         raise DumpError(f"{source}: too large in memory: use a smaller TORCH_FR_BUFFER_SIZE")
-    return _parse_json(data, source, MAX_ANSWERED)
+    news = None if known is None else _news(data, known, source)
+    return news or _parse_json(data, source, MAX_ANSWERED)
+
+
+def _news(data: bytes, known: Known, source: str) -> Dump | None:
+    """None if it does not go on there, or if any of what is new is not as torch writes it."""
+    try:
+        document = _undecoded.decode(data)
+        raw = document.entries
+        last, *still_open = (
+            bisect_left(raw, number, key=lambda one: _entry.decode(one).record_id)
+            for number in (known.record_id, *known.open)
+        )
+        kept = sorted(at for at in {0, *still_open} if at < last)
+        entries = [_entry.decode(raw[at]) for at in (*kept, *range(last, len(raw)))]
+    except _NOT_TYPED:
+        return None
+    check_count(len(raw), source, MAX_ANSWERED)
+    again = entries[len(kept) :][:1]
+    if [(one.record_id, one.time_created_ns) for one in again] != [known[:2]]:
+        return None
+    names = {entry.profiling_name for entry in entries}
+    if any(name.endswith(END_OF_BATCH) for name in names):
+        return None  # what such an entry closes depends on all before it
+    return replace(_dump(document, entries, [], source), skipped=len(raw) - len(entries))
 
 
 def check_count(entries: int, source: str, most: int) -> None:
@@ -123,7 +166,7 @@ def _typed(data: bytes) -> _Document | None:
     """JSON in one pass; None if any of it is not as torch writes it."""
     try:
         return _document.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except _NOT_TYPED:
         return None
 
 

@@ -141,6 +141,8 @@ class Dump:
     comm_lib_version: str = ""
     entries: tuple[Entry, ...] = ()
     """In recording order."""
+    skipped: int = 0
+    """Entries that are not in `entries`, because they are known and over."""
     groups: dict[str, GroupInfo] = field(default_factory=dict)
     """By group name, those that `pg_config` describes usably; none with Gloo."""
     status: dict[int, Status] = field(default_factory=dict)

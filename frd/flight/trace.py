@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
@@ -146,7 +147,8 @@ def columns_of(dump: Dump, into: Dictionaries) -> FileColumns:
     """The entries of a parsed dump."""
     entries = dump.entries
     known = known_groups(dump, into)
-    wide = np.array([*zip(*map(_wide_fields, entries), strict=True)], np.int64)
+    fields = chain.from_iterable(map(_wide_fields, entries))
+    wide = np.fromiter(fields, np.int64, len(WIDE) * len(entries)).reshape(-1, len(WIDE))
     narrow, p2p_kind = _indexes(entries, known, into)
     tiny = np.empty((len(TINY), len(entries)), np.uint8)
     tiny[0] = p2p_kind | np.array([entry.is_p2p for entry in entries], np.bool_)
@@ -157,7 +159,7 @@ def columns_of(dump: Dump, into: Dictionaries) -> FileColumns:
     durations = [np.nan if e.duration_ms is None else e.duration_ms for e in entries]
     return FileColumns(
         version=dump.version,
-        wide=wide.reshape(len(WIDE), -1),
+        wide=np.ascontiguousarray(wide.T),
         narrow=narrow,
         tiny=tiny,
         duration_ms=np.array(durations, np.float64),

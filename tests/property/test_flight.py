@@ -7,11 +7,13 @@ import json
 import pickle
 from typing import Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from frd.errors import DumpError
-from frd.flight.decode import parse
+from frd.flight.decode import Known, parse, parse_answer
 from frd.flight.entry import Dump, Entry, Status, parse_profiling_name
 from frd.flight.pickles.unpickle import load_plain
 from frd.flight.stacks.places import activity_of
@@ -69,6 +71,27 @@ def total(data: bytes) -> None:
     except DumpError:
         return
     columns_of(dump, Dictionaries())
+
+
+@given(st.lists(ENTRIES, min_size=1, max_size=9), st.sets(st.integers(0, 8)), st.integers(0, 8))
+def test_what_is_left_out_is_known_and_over(
+    entries: list[Entry], still_open: set[int], last: int
+) -> None:
+    """An answer is read after an earlier one: nothing from the last entry on is missing, nor what
+    was open, and each entry is as in the whole answer. After a reset all of it is read."""
+    ring = [replace(entry, record_id=at) for at, entry in enumerate(entries)]
+    data = msgspec.json.encode({"version": "2.10", "entries": ring})
+    whole = parse_answer(data, source="x").entries
+    created_ns = whole[last].time_created_ns if last < len(whole) else 1
+    news = parse_answer(data, source="x", known=Known(last, created_ns, still_open))
+    assert set(news.entries) <= set(whole)
+    assert len(news.entries) + news.skipped == len(whole)
+    needed = {0, *range(last, len(whole)), *(at for at in still_open if at < len(whole))}
+    assert needed <= {entry.record_id for entry in news.entries}
+    if last < len(whole):
+        assert needed == {entry.record_id for entry in news.entries}
+    for other in (Known(last, created_ns + 1, ()), Known(len(whole), 0, ())):
+        assert parse_answer(data, source="x", known=other).entries == whole
 
 
 @given(DUMPS)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
+from frd.flight.decode import parse_answer
 from frd.flight.entry import Dump, Entry, Status
 from frd.model import AttemptKey, ChannelColumns, Flags
 from frd_agent import tap
@@ -60,7 +63,7 @@ def changes(diff: Diff) -> list[tuple[int, Flags]]:
 
 
 class Ring:
-    """A recorder that is read again and again."""
+    """A recorder whose answers are read one after the other."""
 
     def __init__(self, ranks: Sequence[int] = (0, 1, 2, 3), number: int | None = None) -> None:
         """`number`: as `RecorderTracker.number`; None for NCCL's own recorder if the first entries
@@ -78,7 +81,12 @@ class Ring:
         if self._tracker is None and self._number is None and entries:
             is_nccl = all(entry.profiling_name.startswith("nccl:") for entry in entries)
             self._number = tap.NCCL if is_nccl else None
-        return self.tracker.apply(dump(entries, **status), at, self.names)
+        shown = dump(entries, **status)
+        numbers = {str(number): counters for number, counters in shown.status.items()}
+        answer = {"version": shown.version, "entries": shown.entries, "pg_status": numbers}
+        known = self.tracker.known
+        news = parse_answer(msgspec.json.encode(answer), source="ring", known=known)
+        return self.tracker.apply(news, at, self.names)
 
     def changes(self, *entries: Entry, **more: Any) -> list[tuple[int, Flags]]:
         """Seq and flags of each row that a dump of `entries` adds."""

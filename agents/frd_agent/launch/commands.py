@@ -173,12 +173,10 @@ class LaunchWatch:
                 await self._look()
             except Exception:  # an error here must not stop the watching of ranks
                 log.exception("%s: commands could not be read", self.run_dir)
-            await asyncio.sleep(_EVERY_S)
+            await asyncio.sleep(max(self._look_at - time.monotonic(), _EVERY_S))
 
     async def _look(self) -> None:
         now = time.monotonic()
-        if now < self._look_at:
-            return
         found = running(str(self.run_dir))
         self._settled &= set(found)
         self.warnings = {one: text for one, text in self.warnings.items() if one in found}

@@ -9,6 +9,7 @@ state. This module reads no clock. Series get their numbers when they are taken,
 from __future__ import annotations
 
 import threading
+from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from frd.model import Int64s, MemoryColumns, MemoryEvent, SeriesInfo
+from frd.model import MemoryColumns, MemoryEvent, SeriesInfo
 from frd.wire.messages import MemoryEvents
 from frd_agent.memory.table import Layout, Table
 from frd_agent.memory.target import NO_SAMPLE, Reading
@@ -40,11 +41,11 @@ class _Moment:
     layout: Layout
     begin_ns: int
     end_ns: int
-    values: Int64s
+    values: array[int]
 
     @property
     def bytes(self) -> int:
-        return _MOMENT_BYTES + self.values.nbytes
+        return _MOMENT_BYTES + self.values.itemsize * len(self.values)
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +88,7 @@ class Samples:
             values = table.values(some)
             if other := self._tables.get((attempt, not late)):
                 other.hide(some)
-            if begin_ns > table.last_ns and (values != NO_SAMPLE).any():
+            if begin_ns > table.last_ns and max(values) != NO_SAMPLE:
                 table.last_ns = begin_ns
                 jumped |= table.jumps(values)
                 with self._lock:
@@ -110,7 +111,7 @@ class Samples:
         return {
             series: value
             for layout, latest in [table.shown for table in list(self._tables.values())]
-            for series, value in zip(layout.series, latest.tolist(), strict=True)
+            for series, value in zip(layout.series, latest, strict=True)
             if value != NO_SAMPLE
         }
 

@@ -2,18 +2,17 @@
 
 A column stays as long as its rank lives, even without new values, so that successive samples have
 the same columns and the service looks them up once. The table also detects values that have changed
-enough to be sent immediately.
+enough to be sent immediately. A node has a few dozen columns, for which numpy would take longer.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-import numpy as np
-
-from frd.model import Int64s, SeriesInfo, SeriesKind
+from frd.model import SeriesInfo, SeriesKind
 from frd_agent.memory.target import ABSURD_BYTES, NO_SAMPLE, Reading
 
 _JUMP_BYTES: Final = 64 * 1024 * 1024
@@ -37,15 +36,15 @@ class Table:
         self.layout = Layout(attempt, late, (), ())
         self.last_ns = 0
         """When the last moment began: they rise."""
-        self.shown: tuple[Layout, Int64s] = (self.layout, np.empty(0, np.int64))
+        self.shown: tuple[Layout, list[int]] = (self.layout, [])
         """The last value that there was of each column; replaced as a whole, for other threads."""
         self._place: dict[SeriesInfo, int] = {}
-        self._far: Int64s = np.empty(0, np.int64)
+        self._far: list[int] = []
         """By column: a larger change is a jump."""
-        self._from: Int64s = np.empty(0, np.int64)
+        self._from: list[int] = []
         """By column: the value that a jump is measured from."""
 
-    def values(self, readings: Sequence[Reading]) -> Int64s:
+    def values(self, readings: Sequence[Reading]) -> array[int]:
         """In the order of `layout`, which has grown if need be; `NO_SAMPLE` where nothing is
         known, or nothing that can be believed."""
         places = self._places(readings)
@@ -56,11 +55,11 @@ class Table:
             self._arrange(columns)
             places = self._places(readings)
             assert places is not None
-        values = np.full(len(self.layout.series), NO_SAMPLE, np.int64)
-        reported = np.array([reading.value for reading in readings], np.float64)
-        believed = (reported >= 0) & (reported < ABSURD_BYTES)
-        values[places] = np.where(believed, reported, NO_SAMPLE)
-        np.copyto(self.shown[1], values, where=values != NO_SAMPLE)
+        values = array("q", [NO_SAMPLE]) * len(self.layout.series)
+        shown = self.shown[1]
+        for place, reading in zip(places, readings, strict=True):
+            if 0 <= reading.value < ABSURD_BYTES:
+                values[place] = shown[place] = reading.value
         return values
 
     def hide(self, readings: Sequence[Reading]) -> None:
@@ -78,14 +77,16 @@ class Table:
                 return None
         return places
 
-    def jumps(self, values: Int64s) -> bool:
+    def jumps(self, values: array[int]) -> bool:
         """Some value is far from its value at its last jump, or at its first sample."""
-        read = values != NO_SAMPLE
-        first = read & (self._from == NO_SAMPLE)
-        self._from[first] = values[first]
-        far = read & (np.abs(values - self._from) > self._far)
-        self._from[far] = values[far]
-        return bool(far.any())
+        has_jumped = False
+        for place, value in enumerate(values):
+            start = self._from[place]
+            is_far = abs(value - start) > self._far[place]
+            if value != NO_SAMPLE and (is_far or start == NO_SAMPLE):
+                self._from[place] = value
+                has_jumped |= start != NO_SAMPLE
+        return has_jumped
 
     def keep(self, ranks: Collection[int]) -> None:
         """Only the columns of these ranks stay."""
@@ -93,14 +94,13 @@ class Table:
         self._arrange({series: size for series, size in columns if series.rank in ranks})
 
     def _arrange(self, columns: dict[SeriesInfo, int]) -> None:
-        before = dict(zip(self.layout.series, self._from.tolist(), strict=True))
-        shown = dict(zip(self.layout.series, self.shown[1].tolist(), strict=True))
+        before = dict(zip(self.layout.series, self._from, strict=True))
+        shown = dict(zip(self.layout.series, self.shown[1], strict=True))
         self.layout = replace(self.layout, series=tuple(columns), capacity=tuple(columns.values()))
         self._place = {series: place for place, series in enumerate(columns)}
-        self._from = np.array([before.get(series, NO_SAMPLE) for series in columns], np.int64)
-        latest = np.array([shown.get(series, NO_SAMPLE) for series in columns], np.int64)
-        self.shown = (self.layout, latest)
-        self._far = np.array([_far(*column) for column in columns.items()], np.int64)
+        self._from = [before.get(series, NO_SAMPLE) for series in columns]
+        self.shown = (self.layout, [shown.get(series, NO_SAMPLE) for series in columns])
+        self._far = [_far(*column) for column in columns.items()]
 
 
 def _far(series: SeriesInfo, capacity: int) -> int:

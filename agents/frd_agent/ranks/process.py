@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import socket
 import struct
 import time
@@ -79,6 +80,9 @@ class Process:
         self._start_ticks = stat.start_ticks
         self.pidfd = pidfd
         """Becomes readable when the process exits; None on kernels without."""
+        self._exit = select.poll() if pidfd is not None else None
+        if self._exit is not None and pidfd is not None:
+            self._exit.register(pidfd, select.POLLIN)
         self._has_status = stat.start_code > _START_CODE_HIDDEN
         """/proc has its exit status."""
 
@@ -117,7 +121,10 @@ class Process:
             return has_uid and self._stat() is not None
         return False
 
-    def look(self) -> Vital:
+    def look(self, *, is_moving: bool = False) -> Vital:
+        """`is_moving`: it is not stopped."""
+        if is_moving and self._exit is not None and not self._exit.poll(0):
+            return Vital.RUNNING
         try:
             stat = self._stat()
         except OSError:
@@ -172,7 +179,7 @@ class Process:
     def close(self) -> None:
         if self.pidfd is not None:
             os.close(self.pidfd)
-            self.pidfd = None
+            self.pidfd = self._exit = None
 
 
 class Listener(Enum):

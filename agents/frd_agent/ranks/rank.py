@@ -55,6 +55,8 @@ MAX_RANKS: Final = 512
 _DUMP_TIMEOUT_S: Final = 3.0
 _STOPPED_AGE_S: Final = 1.5
 """A stopped process whose counters are younger than this may be running again already."""
+_MOVING_AGE_S: Final = 1.0
+"""Whether one with younger counters is stopped can wait for the next poll."""
 _UNREAD_S: Final = 10.0
 """Collectives are unread after so long."""
 _MOVING_S: Final = 10.0
@@ -219,7 +221,8 @@ class Rank:
         if self.process.is_hidden:
             self.counters.read()
         is_over = self.identity.exit is not None or self.counters.age_s > STILL_S
-        vital = self.process.look(suspicious=suspicious, is_over=is_over)
+        is_moving = self._schedule.age_s < _MOVING_AGE_S
+        vital = self.process.look(suspicious=suspicious, is_over=is_over, is_moving=is_moving)
         self.counters.read()
         self._update_phases()  # after the counters: at their time these phases were known
         if vital is Vital.GONE:

@@ -82,13 +82,14 @@ class RankProcess:
         """When the agent found it."""
         return self.pinned is not None or self.is_hidden
 
-    def look(self, *, suspicious: bool, is_over: bool = False) -> Vital:
-        """The socket of an invisible process is tried only if there is a reason (`suspicious`); of
-        one without a socket, the caller says from what it has published whether it `is_over`."""
+    def look(self, *, suspicious: bool, is_over: bool = False, is_moving: bool = False) -> Vital:
+        """`is_moving`: as in `Process.look`. The socket of an invisible process is tried only if
+        there is a reason (`suspicious`); of one without a socket, the caller says from what it has
+        published whether it `is_over`."""
         if self._oom_kills is not None:
             self._oom_kills.look()
         if self.pinned is not None:
-            return self.pinned.look()
+            return self.pinned.look(is_moving=is_moving)
         if self.socket is not None:
             is_over = suspicious and listener(self.socket) is Listener.NONE
         return Vital.GONE if is_over or not self.is_hidden else Vital.RUNNING

@@ -93,7 +93,8 @@ class TokenFile(Generic[_Form]):
                 return [cls(run_dir, (0, 0, 0), None, str(error), owner, is_forbidden=True)]
             why = f"{run_dir}: {error.strerror}: name a directory that can be read with --run-dir"
             return [cls(run_dir, (0, 0, 0), None, why, *_owner(run_dir, error))]
-        found = (cls.look(run_dir / name, known.get(name), node) for name in names)
+        paths = (known[name].path if name in known else run_dir / name for name in names)
+        found = (cls.look(path, known.get(path.name), node) for path in paths)
         return [file for file in found if file is not None]
 
     @classmethod

@@ -237,7 +237,8 @@ class Recorders:
                 handler.name, timeout_s=reading.timeout_s, first=first, **handler.params
             )
             taken_at = reading.handlers.taken_at(asked_at)
-            dump = parse_answer(data, source=handler.name)
+            known = None if handler.glance else tracker.known
+            dump = parse_answer(data, source=handler.name, known=known)
         except Busy:
             reading.refuse(handler)
             return None

@@ -18,10 +18,12 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Final, TypeAlias
 
 import numpy as np
 
+from frd.flight.decode import Known
 from frd.flight.entry import Dump, Entry, Status, parse_profiling_name
 from frd.flight.progress import counts_ops, counts_seqs
 from frd.model import HIDDEN, Int64s
@@ -35,6 +37,7 @@ from frd_agent.recorder.rows import Row
 _COALESCES_NS: Final = 20_000_000
 """A younger entry may be the first of a coalesced collective: it is read from the next dump."""
 _MANY_GROUPS: Final = 1_024
+_MANY_OPEN: Final = 64
 
 GroupKey: TypeAlias = tuple[int, str, str]
 """pg_id, name and backend of a group: a name may have a group for every backend."""
@@ -125,6 +128,15 @@ class RecorderTracker:
         return self.status if self._peeked is None else self._peeked.status
 
     @property
+    def known(self) -> Known | None:
+        """What the next dump need not show again; None before the first one, and if decoding all of
+        it would be quicker."""
+        if self._last_id < 0 or len(self.open.items) > _MANY_OPEN:
+            return None
+        still_open = [item.entry.record_id for item in self.open.items]
+        return Known(self._last_id, self._last_created_ns, still_open)
+
+    @property
     def is_whole(self) -> bool:
         """The last dump showed all that the recorder knew, and all of it has been read."""
         return not (self.held or self.torn)
@@ -193,8 +205,8 @@ class RecorderTracker:
         if reset:
             self._last_id, self.capacity = -1, 0
         self._prune()
-        partial = bool(entries) and not dump.holes and self._is_partial(entries)
-        self.capacity = max(self.capacity, len(entries))
+        partial = bool(entries) and not dump.holes and self._is_partial(dump)
+        self.capacity = max(self.capacity, len(entries) + dump.skipped)
         lost = self._lost(fresh, reset=reset) if not partial else 0
         follows = not fresh or fresh[-1].record_id - self._last_id == len(fresh)
         self.open.is_whole &= follows and not reset
@@ -264,10 +276,11 @@ class RecorderTracker:
             last is not None and last.time_created_ns != self._last_created_ns
         )
 
-    def _is_partial(self, entries: Sequence[Entry]) -> bool:
+    def _is_partial(self, dump: Dump) -> bool:
         """The recorder showed only its active entries: an entry that is missing is over."""
-        first, last = entries[0].record_id, entries[-1].record_id
-        return last - first + 1 > len(entries) or len(entries) < min(self.capacity, last + 1)
+        first, last = dump.entries[0].record_id, dump.entries[-1].record_id
+        shown = len(dump.entries) + dump.skipped
+        return last - first + 1 > shown or shown < min(self.capacity, last + 1)
 
     def _lost(self, fresh: Sequence[Entry], *, reset: bool) -> int:
         """The number of unread entries; after a reset, of collectives, by the gap in seqs."""
@@ -347,15 +360,18 @@ class RecorderTracker:
             self._groups = {k: progress for k, progress in self._groups.items() if k not in gone}
 
 
+_key_parts = attrgetter("pg_id", "process_group", "profiling_name")
+
+
 def _key(entry: Entry) -> GroupKey:
     backend = parse_profiling_name(entry.profiling_name).backend
     return entry.pg_id, entry.group_name, backend
 
 
 def _keys(entries: Iterable[Entry]) -> set[GroupKey]:
-    distinct = {(e.pg_id, e.process_group, e.profiling_name) for e in entries}
     return {
-        (pg_id, group[0], parse_profiling_name(name).backend) for pg_id, group, name in distinct
+        (pg_id, group[0], parse_profiling_name(name).backend)
+        for pg_id, group, name in set(map(_key_parts, entries))
     }
 
 

@@ -44,7 +44,7 @@ answer's arrival."""
 _BURST_EVERY_S: Final = 0.01
 _PING_EVERY_S: Final = 1.0
 _JITTER: Final = (0.8, 1.2)
-_LONGEST_PAUSE_S: Final = 60.0
+LONGEST_PAUSE_S: Final = 60.0
 """After 120 s without a ping, the service takes a clock for unsynchronized."""
 
 log = logging.getLogger(__name__)
@@ -56,9 +56,8 @@ class Clock:
     stats: Counters
     time: NodeTime
     roll: Callable[[float, float], float] = random.uniform
-    has_ranks: bool = True
-    """The stream has rows. Without, pings only keep the clock from being unknown, because the
-    job's other nodes may still be watched."""
+    least_pause_s: float = 0.0
+    """Between two pairs of pings."""
     _readings: deque[ClockReading] = field(default_factory=lambda: deque(maxlen=MAX_READINGS))
     """Not sent yet; the oldest are dropped first."""
     _pong: tuple[int, NodeRawNs] | None = None
@@ -139,7 +138,7 @@ class Clock:
             at = raw_now()
             number, pause_s = decode_pong(data)
             self._pong = number, at
-            self._pause_s = min(pause_s or _PING_EVERY_S, _LONGEST_PAUSE_S)
+            self._pause_s = min(pause_s or _PING_EVERY_S, LONGEST_PAUSE_S)
             if self._answered_at_s is None:
                 self._answered_at_s = asyncio.get_running_loop().time()
             self.stats.pongs += 1
@@ -157,7 +156,7 @@ class Clock:
             if burst_left > 0:
                 await asyncio.sleep(_BURST_EVERY_S)
                 continue
-            pause_s = self._pause_s if self.has_ranks else _LONGEST_PAUSE_S
+            pause_s = max(self._pause_s, self.least_pause_s)
             await asyncio.sleep(pause_s * self.roll(*_JITTER))
             burst_left = _TOGETHER
 

@@ -88,6 +88,8 @@ class Stream:
     """Runs on the connection of every stream after its welcome; cancelled when the stream ends."""
     connected: bool = False
     """Welcomed, and not ended."""
+    instance: str = ""
+    """The process of the service that has welcomed it last."""
     _route: Route = field(init=False)
     _at: Target | None = None
     _backoff: Backoff = field(default_factory=Backoff)
@@ -95,7 +97,6 @@ class Stream:
     _parts: asyncio.Queue[ResponsePart] = field(default_factory=lambda: asyncio.Queue(4))
     _welcomed_at_s: float = 0.0
     """If connected. Only from then on does a stream last: a dead machine takes long to say no."""
-    _instance: str = ""
     _refusals: int = 0
     _closing: bool = False
     _hang_up: bool = False
@@ -223,8 +224,8 @@ class Stream:
         if not isinstance(event, Welcome):
             raise ServiceUnavailable(f"it began with {type(event).__name__} instead of a welcome")
         self._route.welcomed(event.next)
-        knows_nothing = event.instance != self._instance
-        self._instance = event.instance
+        knows_nothing = event.instance != self.instance
+        self.instance = event.instance
         self.dispatch.open(knows_nothing=knows_nothing)
         while not self._parts.empty():
             self._parts.get_nowait()  # answers to requests of a previous stream

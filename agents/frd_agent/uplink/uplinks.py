@@ -28,7 +28,7 @@ from frd_agent.node_time import NodeTime
 from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.dispatch import Dispatch
-from frd_agent.uplink.node_clock import Clock
+from frd_agent.uplink.node_clock import LONGEST_PAUSE_S, Clock
 from frd_agent.uplink.outbox import Outbox
 from frd_agent.uplink.reports import Reports
 from frd_agent.uplink.route import Endpoint
@@ -39,6 +39,8 @@ MAX_LINGERING: Final = 4
 """Streams of jobs without ranks: a node may run many short jobs one after the other."""
 _SAMPLE_BYTES: Final = 8 * 1024 * 1024
 """Samples of memory that may wait for the service, of all jobs together."""
+_OTHER_PINGS_S: Final = 10.0
+"""Between pings of a stream while another one pings: so long may it take to notice its end."""
 _GOODBYE_S: Final = 5.0
 """Time limit for sending what is left at the end, if a service is connected."""
 
@@ -58,17 +60,6 @@ class Uplink:
 
     def start(self) -> None:
         self.task = asyncio.create_task(self.stream.run())
-
-    def stay(self) -> None:
-        """The agent knows ranks of the job."""
-        self.left_at_s = None
-        self.clock.has_ranks = True
-
-    def linger(self, now_s: float) -> None:
-        """The agent knows none, since now or earlier."""
-        if self.left_at_s is None:
-            self.left_at_s = now_s
-            self.clock.has_ranks = False
 
     async def end(self, why: str) -> None:
         """Send what is left, and a goodbye, if the service is connected."""
@@ -118,7 +109,7 @@ class Uplinks:
             known = self._jobs[job] = self._make(job)
             self._share()
             known.start()
-        known.stay()
+        known.left_at_s = None
         return known.reports
 
     def settle(self, jobs: Collection[str], now_s: float) -> None:
@@ -126,9 +117,9 @@ class Uplinks:
         times a second: the clocks are read as well."""
         for job, uplink in self._jobs.items():
             if job in jobs:
-                uplink.stay()
-            else:
-                uplink.linger(now_s)
+                uplink.left_at_s = None
+            elif uplink.left_at_s is None:
+                uplink.left_at_s = now_s
         left = [
             (one.left_at_s, job) for job, one in self._jobs.items() if one.left_at_s is not None
         ]
@@ -144,8 +135,21 @@ class Uplinks:
         if self._idle is not None and any(one.stream.connected for one in self._jobs.values()):
             self._end(self._idle, "its jobs have their streams")
             self._idle = None
+        self._share_pings()
+
+    def _share_pings(self) -> None:
+        """The service learns the node's clock from the pings of all its streams: one of those to
+        the same process pings as often as that asks. Those without ranks only keep the clock from
+        being unknown, because the job's other nodes may still be watched."""
+        pinged = set()
         for uplink in self:
-            uplink.clock.look()
+            stream, clock = uplink.stream, uplink.clock
+            clock.look()
+            clock.least_pause_s = _OTHER_PINGS_S if stream.instance in pinged else 0.0
+            if uplink is self._idle or uplink.left_at_s is not None:
+                clock.least_pause_s = LONGEST_PAUSE_S
+            elif stream.connected:
+                pinged.add(stream.instance)
 
     def set_unreadable(self, unreadable: Unreadable) -> None:
         """What ranks publish and the agent may not read. All streams say so, for each may be the

@@ -8,9 +8,9 @@ parent's pages, those that it has beyond its parent's when it is first seen.
 
 The proportional set size (PSS) would be more exact, but is not read: the kernel walks the page
 tables for it, 13 ms for each GiB (measured, 4 KiB pages), under a lock that the rank needs for
-its own mmap. These counters cost 10 µs for the rank and 2 µs for a child, and no lock. What
-copy-on-write slowly duplicates in forked loaders only the cgroup knows
-(`frd_agent.memory.host.cgroup`).
+its own mmap. These counters cost 10 µs for the rank, in its status, and 2 µs for a child, in its
+statm, and no lock; a rank's status is read only if its statm has changed. What copy-on-write slowly
+duplicates in forked loaders only the cgroup knows (`frd_agent.memory.host.cgroup`).
 
 Files of /proc stay open: that halves the cost, and an open file never refers to a later process
 with the same pid.
@@ -35,14 +35,23 @@ _MAX_CHILDREN: Final = 64
 """Of one rank that are counted; the first ones found."""
 _MAX_OPEN: Final = 384
 """Files; beyond that, children are not counted."""
+_MAX_STATUS: Final = 8192
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _COUNTED: Final = (b"\nRssAnon:", b"\nRssShmem:", b"\nVmSwap:")
 
 
 @dataclass(slots=True)
-class _Child:
+class _Rank:
     statm: int
     """Descriptor."""
+    seen: bytes = b""
+    """What it gave just before its status was read."""
+    own: int = NO_SAMPLE
+
+
+@dataclass(slots=True)
+class _Child:
+    statm: int
     inherited: int
     """Bytes that it has in common with its parent."""
 
@@ -51,12 +60,14 @@ class ProcessMemory:
     """Of all ranks of one node. Lives on one thread."""
 
     def __init__(self) -> None:
-        self._ranks: dict[int, int] = {}
-        """Descriptor of its status, by pid."""
+        self._ranks: dict[int, _Rank] = {}
+        """By pid."""
         self._below: dict[int, list[int]] = {}
         """Pids of the children of each rank, and of theirs."""
         self._children: dict[int, _Child] = {}
         self._scan_at = 0.0
+        self._processes: Mapping[int, Stat] = {}
+        """As of the last scan."""
 
     def look_around(self, ranks: Iterable[int], now_s: float) -> None:
         """Look up the children of these processes again, when that is due."""
@@ -64,22 +75,25 @@ class ProcessMemory:
         if now_s < self._scan_at and pids == self._below.keys():
             return
         began = time.thread_time()
-        processes = read_all()
-        children = by_parent(processes)
+        ours = self._ranks.keys() | self._children.keys()  # one that has ended since is a zombie
+        self._processes = read_all(
+            {pid: stat for pid, stat in self._processes.items() if pid not in ours}
+        )
+        children = by_parent(self._processes)
         self._below = {
             pid: descendants(pid, children, but=pids, most=_MAX_CHILDREN) for pid in pids
         }
-        self._follow(pids, processes)
+        self._follow(pids)
         cost_s = time.thread_time() - began
         self._scan_at = now_s + max(SCAN_S, cost_s / _SCAN_SHARE)
 
-    def _follow(self, pids: frozenset[int], processes: Mapping[int, Stat]) -> None:
+    def _follow(self, pids: frozenset[int]) -> None:
         """Open what is new and close what is gone."""
         for pid in self._ranks.keys() - pids:
-            os.close(self._ranks.pop(pid))
+            os.close(self._ranks.pop(pid).statm)
         for pid in pids - self._ranks.keys():
-            if (fd := _open(f"{pid}/status")) is not None:
-                self._ranks[pid] = fd
+            if (fd := _open(f"{pid}/statm")) is not None:
+                self._ranks[pid] = _Rank(fd)
         known = {child for children in self._below.values() for child in children}
         for pid in self._children.keys() - known:
             os.close(self._children.pop(pid).statm)
@@ -87,10 +101,11 @@ class ProcessMemory:
             if len(self._ranks) + len(self._children) >= _MAX_OPEN:
                 break
             if (fd := _open(f"{pid}/statm")) is not None:
-                self._children[pid] = _Child(fd, self._inherited(pid, fd, processes))
+                self._children[pid] = _Child(fd, self._inherited(pid, fd))
 
-    def _inherited(self, pid: int, statm: int, processes: Mapping[int, Stat]) -> int:
+    def _inherited(self, pid: int, statm: int) -> int:
         """0 after an exec, which is recognized by another address of the stack."""
+        processes = self._processes
         parent = processes[pid].parent
         if parent in processes and processes[parent].start_stack != processes[pid].start_stack:
             return 0
@@ -99,13 +114,18 @@ class ProcessMemory:
 
     def used(self, pid: int) -> int:
         """Bytes; `NO_SAMPLE` when the process cannot be read."""
-        if (fd := self._ranks.get(pid)) is None:
+        if (rank := self._ranks.get(pid)) is None:
             return NO_SAMPLE
-        raw = _pread(fd)
-        if b"\nRssAnon:" not in raw:
-            return NO_SAMPLE  # gone, a zombie, or not reported by this kernel
-        own = sum([_kib(raw, name) for name in _COUNTED]) * 1024
-        return own + sum([self._growth(child) for child in self._below.get(pid, ())])
+        if (statm := _pread(rank.statm)) != rank.seen:
+            raw = content(f"{pid}/status", _MAX_STATUS)
+            # If not: gone, perhaps with another process of that pid, or a zombie, or an old kernel.
+            is_known = b"\nRssAnon:" in raw and _pread(rank.statm)
+            rank.seen, rank.own = statm, NO_SAMPLE
+            if is_known:
+                rank.own = sum([_kib(raw, name) for name in _COUNTED]) * 1024
+        if rank.own == NO_SAMPLE:
+            return NO_SAMPLE
+        return rank.own + sum([self._growth(child) for child in self._below.get(pid, ())])
 
     def has_lost(self, pid: int | None) -> bool:
         """It has no memory any more, or a child of the last scan has none; or it is unknown."""
@@ -119,7 +139,7 @@ class ProcessMemory:
 
     def close(self) -> None:
         self._below.clear()
-        self._follow(frozenset(), {})
+        self._follow(frozenset())
 
 
 def _kib(raw: bytes, name: bytes) -> int:
@@ -143,7 +163,7 @@ def _open(name: str) -> int | None:
 def _pread(fd: int) -> bytes:
     """Empty when the process is gone."""
     try:
-        return os.pread(fd, 8192, 0)
+        return os.pread(fd, 4096, 0)
     except OSError:
         return b""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 import shlex
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -217,3 +219,14 @@ def test_a_command_whose_rank_is_watched_is_settled(
     blind._check(commands.running(str(tmp_path)), {os.getpid()})
     assert watched._settled == blind._settled
     assert not blind.warnings
+
+
+async def test_between_two_looks_for_commands_the_agent_sleeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was started: the next look is seconds later."""
+    sleep = AsyncMock(side_effect=asyncio.CancelledError)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await LaunchWatch(tmp_path, set).run()
+    assert sleep.call_args.args[0] > 4.0

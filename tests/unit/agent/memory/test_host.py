@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -15,6 +17,7 @@ from frd_agent.memory.host import cgroup
 from frd_agent.memory.host.node_memory import NodeMemory
 from frd_agent.memory.host.processes import SCAN_S, ProcessMemory, total_bytes
 from frd_agent.memory.target import NO_SAMPLE, Part, Target
+from frd_agent.proc import read_stat
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PAGE = mmap.PAGESIZE
@@ -70,6 +73,18 @@ def host(proc: Proc) -> Iterator[ProcessMemory]:
     found.close()
 
 
+def test_a_status_is_read_again_when_pages_have_changed(proc: Proc, host: ProcessMemory) -> None:
+    """Ten looks a second at a rank whose memory rests: each costs one small reading."""
+    proc.rank(10, anon=1000)
+    host.look_around([10], 0.0)
+    assert host.used(10) == 1000 * KIB
+    with patch("os.pread", wraps=os.pread) as read:
+        assert host.used(10) == 1000 * KIB
+    assert read.call_count == 1
+    proc.rank(10, anon=2000)
+    assert host.used(10) == 2000 * KIB
+
+
 def test_pages_of_files_do_not_count(proc: Proc, host: ProcessMemory) -> None:
     """Anonymous, shared and swapped memory is the rank's; a mapped dataset is the kernel's."""
     proc.rank(10, anon=1000, shmem=200, swap=30, file=10**6)
@@ -117,6 +132,22 @@ def test_children_are_looked_for_now_and_then(proc: Proc, host: ProcessMemory) -
     assert host.used(10) == 1000 * KIB
     host.look_around([10], 100.0 + SCAN_S)
     assert host.used(10) == 1000 * KIB + 2 * PAGE
+
+
+def test_processes_that_are_no_ranks_are_read_once(proc: Proc, host: ProcessMemory) -> None:
+    """A busy machine has hundreds. One below an ended process is read again: the rank may be its
+    parent now."""
+    proc.rank(10, anon=0)
+    for pid, parent in ((11, 10), (12, 11), (20, 1), (21, 20)):
+        proc.child(pid, parent, private=0)
+    proc.child(1, 0, private=0)
+    host.look_around([10], 0.0)
+    shutil.rmtree(proc.path / "20")
+    proc.child(21, 10, private=51)
+    with patch("frd_agent.proc.read_stat", wraps=read_stat) as read:
+        host.look_around([10], SCAN_S)
+    assert sorted(call.args[0] for call in read.call_args_list) == [1, 10, 11, 12, 21]
+    assert host.used(10) == 51 * PAGE
 
 
 def test_a_process_that_is_gone_has_no_memory(proc: Proc, host: ProcessMemory) -> None:

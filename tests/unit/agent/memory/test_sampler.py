@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
+from unittest.mock import patch
 
 import pytest
 
@@ -88,7 +89,9 @@ def refuses_what_is_torn(parse: Callable[[bytes], object], raw: bytes, end: int)
 def test_each_publication_counts_once(rank: Rank, ranks: Allocators) -> None:
     """Five a second, looked for ten times: every second look finds none. A device bears the name
     that the driver gives it: torch does not know that it is an instance."""
-    assert ranks.read([rank.target], {}, NOW) == []
+    with patch("os.pread", wraps=os.pread) as read:
+        assert ranks.read([rank.target], {}, NOW) == []
+    assert read.call_count == 1, "nothing was ever written, so nothing is torn"
     rank.publish(NOW, GIB)
     (part,) = ranks.read([rank.target], {}, NOW)
     assert (part.begin_ns, part.end_ns) == (NOW, NOW + 5)

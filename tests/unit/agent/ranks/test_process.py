@@ -38,10 +38,12 @@ def test_a_process_runs_stops_and_goes(child: subprocess.Popen[bytes]) -> None:
     child.send_signal(signal.SIGSTOP)
     until(lambda: process.look() is Vital.STOPPED)
     assert process.describe() == f"process {child.pid} is stopped (state T)"
+    if process.pidfd is not None:
+        assert process.look(is_moving=True) is Vital.RUNNING, "its counters say more than /proc"
     child.send_signal(signal.SIGCONT)
     until(lambda: process.look() is Vital.RUNNING)
     child.kill()
-    until(lambda: process.look() is Vital.GONE)
+    until(lambda: process.look(is_moving=True) is Vital.GONE)
     stat = read_stat(child.pid)
     assert stat is not None
     assert stat.state == "Z"

@@ -9,11 +9,13 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from frd.flight.decode import parse_answer
+from frd.flight.entry import Dump
 from frd.model import AttemptKey, NodeRawNs
 from frd_agent import tap
 from frd_agent.node_time import ClockReading
@@ -236,6 +238,21 @@ def test_a_hostile_answer_costs_little(answer: bytes, why: str) -> None:
     assert time.process_time() - began_s < 10
     assert tracemalloc.get_traced_memory()[1] < 300 << 20
     tracemalloc.stop()
+
+
+def test_what_is_known_is_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A healthy rank is read twice: of the second answer only what is new becomes entries."""
+    agent, dumps = Agent(), []
+
+    def parse(data: bytes, **how: Any) -> Dump:
+        dumps.append(parse_answer(data, **how))
+        return dumps[-1]
+
+    monkeypatch.setattr(recorders, "parse_answer", parse)
+    agent.read(6)
+    assert not any(dump.skipped for dump in dumps)
+    agent.read(7)
+    assert any(dump.skipped for dump in dumps)
 
 
 def test_a_recorder_with_nothing_new() -> None:

@@ -28,6 +28,7 @@ from frd_agent.memory.target import Reading
 from frd_agent.node_time import NodeTime, raw_now
 from frd_agent.uplink import dictionary
 from frd_agent.uplink.dictionary import Dictionary
+from frd_agent.uplink.node_clock import LONGEST_PAUSE_S
 from frd_agent.uplink.outbox import ROW_BYTES
 from frd_agent.uplink.reports import Reports
 from frd_agent.uplink.route import Endpoint
@@ -91,12 +92,27 @@ async def test_jobs_of_one_name_and_two_sizes() -> None:
         assert sorted(map(str, replica.jobs)) == ["train", "train (world size 4)"]
 
 
+async def test_one_of_the_streams_to_a_replica_pings() -> None:
+    """Three jobs at one replica, which learns the node's clock from any stream: the first pings,
+    the others rarely; when its job is over, the second one."""
+    replica = Replica()
+    async with serving(replica), node(replica.address) as agent:
+        for job in "abc":
+            agent.rank(job)
+        await async_until(lambda: agent.uplinks.connected, "the welcomes")
+        for jobs, least_s in (("abc", [0.0, 10.0, 10.0]), ("bc", [LONGEST_PAUSE_S, 0.0, 10.0])):
+            agent.uplinks.settle(jobs, 0.0)
+            assert [uplink.clock.least_pause_s for uplink in agent.uplinks] == least_s
+
+
 async def test_an_agent_without_ranks_is_connected() -> None:
     """No rank is there: one stream without a job. A job's stream is welcomed: the other one says
-    goodbye. The job is long over: its stream says goodbye, and the one without a job is back."""
+    goodbye. The job is long over: its stream says goodbye, and the one without a job is back, with
+    few pings."""
     replica = Replica()
     async with serving(replica), node(replica.address) as agent:
         agent.uplinks.settle([], 0.0)
+        assert [uplink.clock.least_pause_s for uplink in agent.uplinks] == [LONGEST_PAUSE_S]
         await async_until(lambda: agent.uplinks.connected, "the stream without a job")
         agent.rank("a")
         agent.uplinks.settle(["a"], 1.0)
@@ -126,10 +142,10 @@ async def test_a_job_that_comes_back_keeps_its_stream() -> None:
         await async_until(lambda: agent.uplinks.connected, "the welcome")
         agent.uplinks.settle([], 0.0)
         (uplink,) = agent.uplinks
-        assert not uplink.clock.has_ranks
+        assert uplink.clock.least_pause_s == LONGEST_PAUSE_S
         agent.rank("a")
-        assert uplink.clock.has_ranks
         agent.uplinks.settle(["a"], LINGER_S)
+        assert not uplink.clock.least_pause_s
         agent.uplinks.settle([], LINGER_S + 1)
         agent.uplinks.settle([], 2 * LINGER_S)
         assert len(replica.open) == 1
