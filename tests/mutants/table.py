@@ -44,7 +44,7 @@ MUTANTS: Final = (
            "unit/engine/matching unit/engine/hangs",
            "a coalesced series is only as strict as its laxest part"),
     Mutant(_MATCHING, "_arrive", Swap("maximum", "minimum"),
-           "unit/engine/matching property/open_collectives",
+           "unit/engine/matching property/straggler",
            "the second to last arrival is accumulated as a minimum"),
     Mutant(_MATCHING, "_span", Swap(ast.Add, ast.Sub, 1),
            "unit/engine/matching unit/engine/attempt",
