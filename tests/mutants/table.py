@@ -126,7 +126,7 @@ MUTANTS: Final = (
            "property/lease",
            "an owner does not learn that another replica has claimed its cell since"),
     Mutant("frd.cluster.ownership", "Ownership.may_claim", Swap(ast.GtE, ast.Lt),
-           "property/ownership",
+           "property/lease",
            "a claim that its owner has not reported yet is robbed"),
     Mutant("frd.cluster.heartbeats", "HeartbeatLease._run", Swap("_put", "_beat"),
            "property/lease",
