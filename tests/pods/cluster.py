@@ -28,7 +28,7 @@ import yaml
 
 from frd.cli.client import Client
 from tests.helm.chart import Rendered, recipe, render
-from tests.helm.test_sidecar import example
+from tests.helm.test_container import example
 from tests.pods.engine import NETWORK, ROOT, execute, inspect, podman, read_log
 from tests.pods.images import TORCH, site_packages
 from tests.pods.manifests import Object, Template, command, make_volumes, options

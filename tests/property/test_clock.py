@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import msgspec
@@ -16,11 +17,12 @@ from frd.engine.clocks.exchange import OffsetBounds
 from frd.engine.clocks.offset_interval import LEAST_WAY_NS, OffsetInterval
 from frd.engine.clocks.wall_readings import MOST_READINGS, WallReadings
 from frd.model import NodeRawNs, ServiceRawNs
+from frd.offline.analysis.clocks import FAR, Samples, bound
 from frd.service.clocks.agent_clocks import align
 from frd.service.clocks.real_time import RealTime
 from tests.world.clock_lives import Life
 from tests.world.clocks import EPOCH, MS, US, Clock, S
-from tests.world.seeds import seeds
+from tests.world.seeds import examples, seeds
 
 BLOCKS = 4
 SEEDS = seeds(500)
@@ -160,3 +162,58 @@ def test_no_message_breaks_a_clock(messages: list[Any], stamps: list[int]) -> No
         aligned = alignment.to_aligned(np.array(stamps, np.int64))
         assert aligned.tolist() == [alignment.one_to_aligned(stamp) for stamp in stamps]
         assert all(aligned[i] == 0 for i, stamp in enumerate(stamps) if stamp == 0)
+
+
+# -- laws of clocks in a folder of dumps: the true offset is within what is claimed ----------------
+
+
+SECOND = 1_000_000_000
+
+
+def job(dice: random.Random, clocks: int, ops: int) -> tuple[list[int], Samples]:
+    """True offsets, and completed calls of ops whose members join and leave at random times."""
+    offsets = [dice.randint(-5 * SECOND, 5 * SECOND) for _ in range(clocks)]
+    rows = []
+    for op in range(ops):
+        members = dice.sample(range(clocks), dice.randint(1, clocks))
+        begin = op * SECOND
+        joined = {clock: begin + dice.randint(0, SECOND // 2) for clock in members}
+        last = max(joined.values())
+        for clock in members:
+            ended = last + dice.randint(0, SECOND // 5)
+            rows.append((clock, op, joined[clock] - offsets[clock], ended - offsets[clock]))
+    return offsets, Samples(*np.array(rows, np.int64).T)
+
+
+@given(st.randoms(use_true_random=False), st.integers(2, 6), st.integers(1, 12), st.booleans())
+@examples(300)
+def test_the_true_offset_is_within_the_bounds(
+    dice: random.Random, clocks: int, ops: int, offset_known: bool
+) -> None:
+    """With or without an offset in the folder's metadata; no clock is reported as wrong."""
+    offsets, samples = job(dice, clocks, ops)
+    true = np.array(offsets)
+    low, high, centre = np.full(clocks, -FAR), np.full(clocks, FAR), np.zeros(clocks, np.int64)
+    if offset_known:
+        reach = dice.randint(0, SECOND)
+        centre[0] = true[0] + dice.randint(-reach, reach)
+        low[0], high[0] = centre[0] - reach, centre[0] + reach
+    bounds = bound(centre, low, high, samples)
+    assert not bounds.off_by_ns.any()
+    if not offset_known:  # offsets are relative to some clock's own time
+        (at,) = np.flatnonzero((bounds.low == 0) & (bounds.high == 0))[:1]
+        true = true - true[at]
+    assert ((bounds.low <= true) & (true <= bounds.high)).all()
+
+
+@given(st.randoms(use_true_random=False), st.integers(2, 5), st.integers(2, 10))
+@examples(100)
+def test_more_collectives_never_widen_a_bound(dice: random.Random, clocks: int, ops: int) -> None:
+    """One more op only adds information."""
+    offsets, samples = job(dice, clocks, ops)
+    low, high, centre = np.full(clocks, -FAR), np.full(clocks, FAR), np.zeros(clocks, np.int64)
+    low[0] = high[0] = centre[0] = offsets[0]
+    less = bound(centre, low, high, samples.only(samples.collective < ops - 1))
+    more = bound(centre, low, high, samples)
+    assert (more.low >= less.low).all()
+    assert (more.high <= less.high).all()

@@ -14,10 +14,14 @@ import pytest
 
 from frd.errors import DumpError
 from frd.flight.decode import MAX_WARNINGS, parse
-from frd.flight.entry import Dump, Hole, Status
-from frd.model import GroupInfo
+from frd.flight.entry import Dump, Entry, Hole, Name, Status, coalesced, parse_profiling_name
+from frd.flight.pickles.unpickle import load_plain
+from frd.flight.trace import Dictionaries, columns_of
+from frd.flight.write import write_pickle
+from frd.model import GroupInfo, Signature
 from frd.readers.pool import load_dump
-from tests.world.dump_files import document, entry
+from tests.world.dump_files import as_json as as_handlers_write
+from tests.world.dump_files import as_torch, document, entry
 
 
 def dumped(*entries: Any, **changes: Any) -> dict[str, Any]:
@@ -335,3 +339,128 @@ def test_present_format_takes_the_typed_way(monkeypatch: pytest.MonkeyPatch) -> 
     for time in (0, None):
         entries = [entry(at, time_discovered_completed_ns=time) for at in range(2)]
         assert len(parse(as_json(dumped(*entries)), source="x").entries) == 2
+
+
+# -- profiling names of every backend, known or not, and the signatures of entries -----------------
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("nccl:all_reduce", Name("nccl", "all_reduce")),
+        ("gloo:all_to_all", Name("gloo", "all_to_all")),
+        ("nccl:_all_gather_base", Name("nccl", "_all_gather_base")),
+        ("nccl:ALLGATHER_coalesced", Name("nccl", "ALLGATHER_coalesced")),
+        ("nccl:send 0->3", Name("nccl", "send", 0, 3, is_p2p_kind=True)),
+        ("nccl:recv 3<-0", Name("nccl", "recv", 0, 3, is_p2p_kind=True)),
+        ("nccl2:recv 1<-?", Name("nccl2", "recv", None, 1, is_p2p_kind=True)),
+        ("ncclx:send", Name("ncclx", "send", is_p2p_kind=True)),
+        ("my_backend:fused_thing", Name("my_backend", "fused_thing")),
+        ("fake:op with words", Name("fake", "op with words")),
+        ("a:b:c", Name("a", "b:c")),
+        ("all_reduce", Name("", "all_reduce")),
+        ("nccl:send 0->", Name("nccl", "send 0->")),
+        ("nccl:", Name("nccl", "")),
+        ("", Name("", "")),
+    ],
+)
+def test_names(text: str, name: Name) -> None:
+    """Known names come apart, unknown ones are kept whole."""
+    assert parse_profiling_name(text) == name
+
+
+def test_signature() -> None:
+    """A signature is what the peers must agree with: no sequence, no time, no peer."""
+    send = Entry(
+        record_id=7,
+        process_group=("39", "PIPELINE_MODEL_PARALLEL_GROUP"),
+        profiling_name="nccl:send 0->1",
+        collective_seq_id=29,
+        input_sizes=((2048, 1, 5120),),
+        output_sizes=((2048, 1, 5120),),
+        input_dtypes=("BFloat16",),
+        output_dtypes=("BFloat16",),
+        time_created_ns=1,
+    )
+    into = Dictionaries()
+    columns_of(Dump("2.10", entries=(send,)), into)
+    assert into.signatures.items[0] == Signature(
+        backend="nccl",
+        op="send",
+        input_sizes=((2048, 1, 5120),),
+        output_sizes=((2048, 1, 5120),),
+        input_dtypes=("BFloat16",),
+        output_dtypes=("BFloat16",),
+    )
+
+
+def part(op: str, *sizes: int) -> Signature:
+    shape = tuple((size,) for size in sizes)
+    return Signature("nccl", op, shape, shape, ("Float",) * len(sizes), ("Float",) * len(sizes))
+
+
+@pytest.mark.parametrize(
+    ("parts", "op", "sizes"),
+    [
+        ([part("_broadcast_oop", 4), part("_broadcast_oop", 5), part("ALLGATHER_coalesced", 9)],
+         "ALLGATHER_coalesced(_broadcast_oop x2)", ((4,), (5,))),
+        ([part("all_reduce", 1), part("broadcast", 2), part("coalesced")],
+         "coalesced(all_reduce,broadcast)", ((1,), (2,))),
+        ([part("all_reduce", 1), part("all_reduce", 2)], "coalesced(all_reduce x2)", ((1,), (2,))),
+        ([part("all_reduce", 1), part("coalesced")], "all_reduce", ((1,),)),
+        ([part("REDUCE_SCATTER_coalesced", 7)], "REDUCE_SCATTER_coalesced", ((7,),)),
+    ],
+)  # fmt: skip
+def test_ops_issued_as_one_are_told_as_one(
+    parts: list[Signature], op: str, sizes: tuple[tuple[int, ...], ...]
+) -> None:
+    """The parts count; the entry that ends the series names it, or is alone where parts are not."""
+    whole = coalesced(parts)
+    assert (whole.op, whole.input_sizes) == (op, sizes)
+
+
+# -- dump files in PyTorch's own layout (that its own tool reads them is shown end to end) ---------
+
+
+def written(dump: Dump, membership: Any = None) -> dict[str, Any]:
+    loaded: dict[str, Any] = load_plain(write_pickle(dump, membership), source="written")
+    return loaded
+
+
+def test_membership_fills_what_the_dump_lacks() -> None:
+    """Groups come from the dump, then from the caller, who knows better; ranks are a string."""
+    dump = Dump(
+        version="2.10",
+        groups={"0": GroupInfo("0", "default_pg", (0, 1)), "1": GroupInfo("1", "wrong", (0,))},
+    )
+    assert written(dump, {"1": ("pair", [1, 0]), "2": ("tp", (0,))})["pg_config"] == {
+        "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"},
+        "1": {"name": "1", "desc": "pair", "ranks": "[0, 1]"},
+        "2": {"name": "2", "desc": "tp", "ranks": "[0]"},
+    }
+
+
+def test_empty_dump_has_entries() -> None:
+    """A rank that has recorded nothing still gets a file that torchfrtrace can open."""
+    assert written(Dump(version="2.10")) == {
+        "version": "2.10",
+        "pg_config": {},
+        "comm_lib_version": "",
+        "pg_status": {},
+        "entries": [],
+    }
+
+
+def test_equal_strings_are_written_once() -> None:
+    """Two thousand entries do not repeat their strings two thousand times."""
+    entries = parse(as_handlers_write(document([entry()])), source="x").entries * 2000
+    data = write_pickle(Dump(version="2.10", entries=entries))
+    assert data.count(b"nccl:all_reduce") == 1
+    assert data.count(b"Float") == 1
+
+
+def test_bytes_are_those_that_torch_writes() -> None:
+    """A dump of PyTorch's, read and written again, is the same file."""
+    rows = [entry(at, **({"duration_ms": 1.5} if at % 2 else {})) for at in range(50)]
+    data = as_torch(document(rows))
+    assert write_pickle(parse(data, source="x")) == data

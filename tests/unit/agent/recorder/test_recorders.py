@@ -9,6 +9,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -16,12 +17,15 @@ import pytest
 
 from frd.flight.decode import parse_answer
 from frd.flight.entry import Dump
-from frd.model import AttemptKey, NodeRawNs
+from frd.model import AttemptKey, GroupInfo, NodeRawNs
 from frd_agent import tap
 from frd_agent.node_time import ClockReading
-from frd_agent.recorder import recorders
+from frd_agent.ranks import process
+from frd_agent.ranks.tap_files import TapGroup
+from frd_agent.recorder import recorders, room
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.recorders import Heartbeat, Reading, Recorders
+from frd_agent.recorder.room import Room
 from frd_agent.recorder.rows import Row
 from frd_agent.recorder.worker_server import (
     Busy,
@@ -270,3 +274,110 @@ def test_a_recorder_with_nothing_new() -> None:
     assert [dump.taken_at_ns for dump in again.dumps.values() if dump.source != NCCL] == [
         dump.taken_at_ns for dump in before.dumps.values() if dump.source != NCCL
     ]
+
+
+# -- whether an agent may connect to a rank, by what a scripted /proc shows ------------------------
+
+
+PID = 77
+
+
+@pytest.fixture
+def proc(proc_files: Path) -> Path:
+    """Of a machine with plenty of everything, and of one rank."""
+    write(proc_files, handles=(900, 1_000_000), available_kb=8_000_000)
+    rank = proc_files / str(PID)
+    (rank / "fd").mkdir(parents=True)
+    (rank / "limits").write_text("Limit  Soft\nMax open files            1024     4096     files\n")
+    return proc_files
+
+
+def write(proc: Path, handles: tuple[int, int], available_kb: int) -> None:
+    (proc / "sys/fs").mkdir(parents=True, exist_ok=True)
+    (proc / "sys/fs/file-nr").write_text(f"{handles[0]}\t0\t{handles[1]}\n")
+    text = f"MemTotal:       64000000 kB\nMemFree: 1 kB\nMemAvailable:   {available_kb} kB\n"
+    (proc / "meminfo").write_text(text)
+
+
+def shortage() -> str:
+    return Room(lambda: PID).shortage()
+
+
+def test_plenty(proc: Path) -> None:
+    """Nothing is short; nor is anything known of a rank that is not seen."""
+    assert shortage() == ""
+    assert Room(lambda: None).shortage() == ""
+
+
+@pytest.mark.parametrize(
+    ("used", "most", "short"),
+    [
+        (900_000, 1_000_000, False),
+        (990_001, 1_000_000, True),
+        (900, 1_000, False),
+        (901, 1_000, True),
+    ],
+)
+def test_file_handles(proc: Path, used: int, most: int, short: bool) -> None:
+    """Ten thousand must be free, of few a tenth."""
+    write(proc, (used, most), 8_000_000)
+    assert shortage().startswith("the node is short of file handles: ") is short
+
+
+def test_memory_of_the_machine(proc: Path) -> None:
+    """256 MiB must be available."""
+    write(proc, (1, 1_000_000), 200_000)
+    assert shortage() == "the node is short of memory: 195 of 62500 MiB are available"
+
+
+def test_descriptors_of_the_rank(proc: Path) -> None:
+    """An accepted connection must not take its last one."""
+    (proc / str(PID) / "limits").write_text("Max open files            20     4096     files\n")
+    for number in range(5):
+        (proc / str(PID) / "fd" / str(number)).touch()
+    assert shortage() == "it is short of file descriptors: 15 of 20 are free"
+
+
+@pytest.mark.usefixtures("proc_files")
+def test_nothing_that_can_be_read() -> None:
+    """A sandbox without these files: the agent connects."""
+    assert shortage() == ""
+
+
+def test_the_listener_of_a_socket_is_not_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even a connection that is closed immediately would be accepted."""
+    absent = str(tmp_path / "absent.sock")
+    assert process.listener(absent) is process.Listener.NONE
+    monkeypatch.setattr(room, "of_node", lambda: "the node is short")
+    assert process.listener(absent) is process.Listener.ELSEWHERE
+
+
+# -- from the groups of a tap and a recorder to the groups that the service gets -------------------
+
+
+def declared(*listed: TapGroup) -> tuple[Naming, list[GroupInfo]]:
+    """The names of a rank in a world of two, and what its agent declares of its groups."""
+    dictionary = Dictionary()
+    naming = Naming(dictionary, dictionary.attempt(AttemptKey("trainer", 0), 2))
+    naming.replace(listed)
+    return naming, [dictionary.groups[number].info for number in naming.all_groups()]
+
+
+def test_a_group_with_members_of_other_jobs_costs_no_other_group() -> None:
+    """A tap lists such a group without members, an older one with numbers beyond the world: the
+    rank is in it, its members are unknown, and the other groups are as they are."""
+    own = TapGroup("0", (0, 1), "default_pg", "gloo")
+    for ranks in ((), (0, 1, 2, 3)):
+        _, infos = declared(own, TapGroup("weights", ranks, "sync", "gloo"))
+        assert infos == [GroupInfo("0", "default_pg", (0, 1)), GroupInfo("weights", "sync")]
+
+
+def test_the_recorder_adds_no_members_to_a_group_that_the_tap_lists_without() -> None:
+    """The recorder describes it with group ranks; a group that only the recorder shows is learned
+    from there."""
+    naming, _ = declared(TapGroup("weights", ()))
+    naming.learn([GroupInfo("weights", "", (0, 1)), GroupInfo("7", "", (0, 1))])
+    known = [naming.groups[name].ranks for name in ("weights", "7")]
+    assert known == [(), (0, 1)]

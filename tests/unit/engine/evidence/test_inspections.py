@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from frd.engine.evidence.questions import MUTE_S, Occasion
+from frd.engine.evidence.questions import Occasion
 from frd.model import (
     IDLE,
     NATIVE,
@@ -393,17 +393,6 @@ def test_a_holder_that_is_found_later() -> None:
     found = world.waits_for(2)
     assert found is not None
     assert found.holder == Holder(991, 3)
-
-
-def test_an_agent_that_cannot_answer_is_left_alone() -> None:
-    """An agent answers with an error: it is not asked again for a while."""
-    world = World(2)
-    world.agents.silent.add(2)
-    world.look(int(MUTE_S) - 1)
-    assert world.asked == [[2]]
-    world.agents.silent.clear()
-    world.look(3)
-    assert len(world.asked) >= 2
 
 
 def test_names_of_the_job_are_made_printable() -> None:

@@ -30,6 +30,8 @@ STALL = Finding(
 
 
 HOLDS_UP = "holds up 3 ranks in all_reduce #7 of dp for 12 s"
+HOLD_UP = HOLDS_UP.replace("holds", "hold")
+HOLDS_UP_TWO = HOLDS_UP.replace("3", "2")
 WAIT = "3 ranks wait in all_reduce #7 of dp for 12 s"
 
 
@@ -81,76 +83,72 @@ READ = WaitsFor(
 )
 
 
+def case(
+    finding: Finding, headline: str, effect: str = HOLDS_UP, *, rest: str = ""
+) -> tuple[Finding, str, str, str]:
+    return finding, headline, effect, rest
+
+
 @pytest.mark.parametrize(
     ("finding", "headline", "effect", "rest"),
     [
-        (
+        case(
             stall(suspect(2, Reason.EXITED), victims=(0, 1, 3), groups_held_up=("dp", "tp")),
             "Rank 2 (node) has exited",
             f"{HOLDS_UP}, in all 3 ranks in 2 groups",
-            "",
         ),
-        (
+        case(
             stall(stuck(2, "a.py:1 in f"), suspect(5, Reason.EXITED)),
             "Rank 2 (node) is at a.py:1 f, rank 5 (node) has exited",
-            HOLDS_UP.replace("holds", "hold"),
-            "",
+            HOLD_UP,
         ),
-        (
+        case(
             stall(*map(stuck, range(8, 16))),
             "Ranks 8-15 (node) are alive, but have not joined",
-            HOLDS_UP.replace("holds", "hold"),
-            "",
+            HOLD_UP,
         ),
-        (
+        case(
             stall(suspect(0, Reason.IN_COLLECTIVE_ALONE)),
             "Rank 0 (node) is still inside an op that the other ranks completed",
-            HOLDS_UP.replace("3", "2"),
-            "",
+            HOLDS_UP_TWO,
         ),
-        (
+        case(
             stall(suspect(0, Reason.DEVICE_STUCK, "a.py:1 in f")),
             "Rank 0 (node) has joined, but the device has not started the op (a.py:1 f)",
-            HOLDS_UP.replace("3", "2"),
-            "",
+            HOLDS_UP_TWO,
         ),
-        (
+        case(
             stall(stuck(2, "lock.py:23 in upload"), victims=(0, 1, 3, 4)),
             "Rank 2 (node) is at lock.py:23 upload",
             f"{HOLDS_UP}, in all 4 ranks",
-            "",
         ),
-        (
+        case(
             stall(suspect(2, Reason.EXITED), collective=None),
             "Rank 2 (node) has exited",
             "the job waits for it",
-            "",
         ),
-        (
+        case(
             stall(suspect(2, Reason.MISMATCH), suspect(5, Reason.MISMATCH)),
             "Ranks 2,5 (node) joined with another op, size or type than the other ranks",
-            HOLDS_UP.replace("holds", "hold"),
-            "",
+            HOLD_UP,
         ),
-        (
+        case(
             stall(reason=Reason.NETWORK_OR_DEVICE),
             "No single rank is the cause of the hang: check network and devices",
             f"{WAIT}, although all ranks that are known have joined",
-            "",
         ),
-        (
+        case(
             stall(reason=Reason.NETWORK_OR_DEVICE, disagreement="rank 1 has, 0 has not"),
             "Rank 1 has, 0 has not",
             f"{WAIT}, although all ranks that are known have joined",
-            "",
         ),
-        (
+        case(
             stall(unknown=(2,)),
             "The cause may be rank 2, whose telemetry is missing or late",
             WAIT,
-            "check the agents (frd status)",
+            rest="check the agents (frd status)",
         ),
-        (
+        case(
             stall(
                 suspect(0, Reason.ORDER),
                 suspect(1, Reason.ORDER),
@@ -159,9 +157,8 @@ READ = WaitsFor(
             ),
             "Ranks 0-1 (node) entered pp and dp in different orders",
             "they wait for each other in all_reduce #7 of dp for 12 s",
-            "",
         ),
-        (
+        case(
             stall(
                 suspect(0, Reason.ORDER),
                 suspect(1, Reason.ORDER),
@@ -172,21 +169,16 @@ READ = WaitsFor(
             "Ranks 0-1 (node) entered their groups in different orders",
             "they wait for each other in all_reduce #7 of dp for 12 s, and hold up 2 ranks in "
             "3 groups",
-            "",
         ),
-        (
+        case(
             stall(stuck(2, "train.py:88 in save", doing="saving a checkpoint")),
             "Rank 2 (node): saving a checkpoint (train.py:88 save)",
-            HOLDS_UP,
-            "",
         ),
-        (
+        case(
             stall(stuck(2, "t.py:8 in main", doing="waits for its DataLoader worker pid 7: d.py")),
             "Rank 2 (node): waits for its DataLoader worker pid 7: d.py",
-            HOLDS_UP,
-            "",
         ),
-        (
+        case(
             stall(
                 stuck(
                     2,
@@ -196,23 +188,19 @@ READ = WaitsFor(
             ),
             "Rank 2 (node): the program has ended, "
             "a non-daemon thread keeps it alive: log.py:8 run",
-            HOLDS_UP,
-            "",
         ),
-        (
+        case(
             stall(stuck(2, "a.py:1 in f", doing="compiling"), stuck(5)),
             "Rank 2 (node): compiling (a.py:1 f), rank 5 (node) is alive, but has not joined",
-            HOLDS_UP.replace("holds", "hold"),
-            "",
+            HOLD_UP,
         ),
-        (
+        case(
             stall(replace(stuck(2, "t.py:8 in main", doing="waits for a worker"), waits_for=READ)),
             "Rank 2 (node): its loader worker is stuck in read(/data/shard-17.tar)",
-            HOLDS_UP,
-            "rank 2: waits for a worker (t.py:8 main); "
+            rest="rank 2: waits for a worker (t.py:8 main); "
             "rank 2 waits for data (pid 7, nfs4 s:/x on /data)",
         ),
-        (
+        case(
             stall(
                 suspect(2, Reason.MISMATCH, "t.py:3 in g"),
                 kind=Kind.MISMATCH,
@@ -221,7 +209,7 @@ READ = WaitsFor(
             ),
             "Rank 2 (node) passed float16 where rank 0 passed float32 to all_reduce #7",
             "",
-            "rank 2 is at t.py:3 g",
+            rest="rank 2 is at t.py:3 g",
         ),
     ],
 )

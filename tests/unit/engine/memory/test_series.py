@@ -131,14 +131,6 @@ def test_a_rise_that_says_something_is_a_share_of_what_there_is() -> None:
     assert made.visible[0] == POLICY.memory_min_rise_bytes
 
 
-def test_a_jump_has_no_rate() -> None:
-    """A slow rise, with one jump of 20 GiB, which then goes on as before: two seconds
-    later the rate is that of the slow rise."""
-    curve = plus(level(10), ramp(30, 0.5), step(33, 20))
-    rate = fed(curve, until=35.0).rate[0]
-    assert rate == pytest.approx(0.5 * GIB, rel=0.05)
-
-
 def test_what_filled_a_device_before_is_not_what_the_process_took() -> None:
     """Another process fills the device at 30 s, which is worth a finding; the rank's own rises at
     40 s. The rank's rise is that of the rank's process."""

@@ -57,15 +57,6 @@ def test_other_findings_of_the_job_go_on() -> None:
     assert [(e.finding.id, e.change) for e in job.run(10)] == [(other.id, Change.CLOSED)]
 
 
-def test_evidence_that_comes_later_is_kept_with_the_closed_finding() -> None:
-    """A finding is closed while its dump is taken: it names the dump nevertheless."""
-    job = hanging(7)
-    found = job.only()
-    job.engine.dismiss(found.id, job.now, "x")
-    job.engine.attach(found.id, Evidence(dump="d-1"))
-    assert [f.dump for f in job.findings()] == ["d-1"]
-
-
 def test_a_lost_rank_can_be_dismissed() -> None:
     """A killed rank, closed by hand: its peers' wait for it is the same incident."""
     job = Job(4).group("dp", range(4)).all_reduce("dp", 0)

@@ -7,6 +7,8 @@ import contextlib
 import http.client
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,9 +16,13 @@ from urllib.parse import quote
 import pytest
 
 from frd.address import split_address
+from frd.cluster.cells import CELLS
+from frd.cluster.lease import ClusterView
 from frd.forms import utc_text
 from frd.model import AlignedNs, Change, FindingEvent
-from frd.service.http.peers.questions import FORWARDED
+from frd.service.http.peers.client import PeerClient
+from frd.service.http.peers.merging import Gathered, Heard, Jobs, decode, merge_jobs
+from frd.service.http.peers.questions import FORWARDED, CutOff
 from frd.service.http.web import events as module
 from frd.v1 import perfetto_pb2 as pb
 from tests.unit.service.http.three import (
@@ -31,7 +37,7 @@ from tests.unit.service.http.three import (
     token_file,
 )
 from tests.world.http_api import closed, finding
-from tests.world.http_cluster import Cluster, cluster, job_of
+from tests.world.http_cluster import PLAIN, Cluster, cluster, job_of
 from tests.world.timelines import bar, timeline
 from tests.world.views import NOW, SECOND
 
@@ -223,3 +229,120 @@ def test_findings_of_other_replicas_are_events(fresh: Cluster, quick: None) -> N
             store.save([FindingEvent(Change.UPDATED, one)])
             found = first(events, "finding")
             assert (found["id"], found["state"]) == (one.id, state)
+
+
+# -- A replica that NATS does not answer asks the others for its cells, over real listeners --------
+
+
+def taken_from(made: Cluster, *, connected: bool = False) -> dict[int, str]:
+    """The cells that frd-0 learns to have lost, and where their agents should go. `connected`: NATS
+    answers frd-0."""
+    member, taken = made.members["frd-0"], dict[int, str]()
+    state = member.service.state.cluster
+    assert state is not None
+    view = replace(state.view, connected=connected)
+    client = PeerClient(PLAIN)
+    cut_off = CutOff(client, lambda: view, lambda: member.cells, taken.__setitem__)
+    made.run(cut_off.look())
+    made.run(client.close())
+    return taken
+
+
+def test_a_replica_that_is_cut_off_learns_who_has_its_cells(tmp_path: Path) -> None:
+    """NATS does not answer one replica, and answers the others, of which one has taken two of its
+    cells over: the agents of those go there. The question needs no token, and while NATS answers
+    there is none. A supervisor who asks for readiness does not learn which cells a replica has."""
+    with cluster(tmp_path, {}, token_file=token_file(tmp_path)) as made:
+        assert taken_from(made) == {}
+        other = made.members["frd-1"]
+        other.cells |= {3, 7}
+        other.asked.clear()
+        assert taken_from(made, connected=True) == {}
+        assert not other.asked
+        assert taken_from(made) == {3: "frd-1:9373", 7: "frd-1:9373"}
+        assert "frd-cells" not in made.ask("frd-1", "/-/ready").headers
+
+
+def test_all_keep_what_they_have_while_nats_answers_none(tmp_path: Path) -> None:
+    """NATS answers no replica, and two of them have one cell: the older owner cannot know which it
+    is, and keeps it. A replica that does not answer at all changes nothing."""
+    with cluster(tmp_path, {}) as made:
+        made.members["frd-1"].cells |= {3}
+        made.show(made.urls(), connected=False)
+        made.stop("frd-2")
+        assert taken_from(made) == {}
+        asked = [(method, target) for method, target, _ in made.members["frd-1"].asked]
+        assert asked == [("GET", "/-/ready")]
+
+
+# -- one answer of several: pure functions over JSON -----------------------------------------------
+
+
+VIEW = ClusterView("frd-0", owners=dict.fromkeys(range(CELLS), "frd-0"))
+
+
+def line(job: str, attempt: int = 0, **others: Any) -> dict[str, Any]:
+    return {"job": job, "attempt": attempt, **others}
+
+
+def said(*lines: Any, at: str = "2026-11-25T00:00:00.000000Z", **watching: Any) -> dict[str, Any]:
+    known = {"jobs": 0, "ranks": 0, "agents": 0, "last_heard_s": None, "blind": [], **watching}
+    return {"at": at, "jobs": list(lines), "watching": known, "warnings": [], "ended": []}
+
+
+def merged(first: dict[str, Any], *others: dict[str, Any], view: ClusterView = VIEW) -> Any:
+    return merge_jobs(Gathered(Heard(first), [Heard(one) for one in others], view=view))
+
+
+def test_the_order_of_answers_does_not_matter() -> None:
+    """Any replica may merge, and any may answer first: the list is the same. Of a job that has just
+    moved, the newer attempt is shown."""
+    answers = [
+        said(line("b"), line("c", 1), agents=2, ranks=3, last_heard_s=2.0, blind=["x"]),
+        said(line("a"), at="2026-11-25T00:00:01.000000Z", agents=1, last_heard_s=0.5),
+        said(line("c", 2), blind=["x"]),
+    ]
+    (one, *others) = [merged(*order) for order in permutations(answers)]
+    assert all(other == one for other in others)
+    assert [(found["job"], found["attempt"]) for found in one["jobs"]] == [
+        ("a", 0),
+        ("b", 0),
+        ("c", 2),
+    ]
+    assert one["at"] == "2026-11-25T00:00:01.000000Z"
+    assert one["watching"] == {
+        "jobs": 0,
+        "ranks": 3,
+        "agents": 3,
+        "last_heard_s": 0.5,
+        "blind": ["x"],
+    }
+
+
+def test_what_ended_is_that_of_all() -> None:
+    """A failed job is known to one replica, a closed finding to all: each is there once, the newest
+    first."""
+    failed = {"job": "a", "at": "2026-11-25T00:00:02Z", "kind": "failed", "text": "killed"}
+    closed = {"job": "b", "at": "2026-11-25T00:00:01Z", "kind": "stall", "text": "stuck"}
+    answers = [said() | {"ended": [closed]}, said() | {"ended": [failed, closed]}, said()]
+    for order in permutations(answers):
+        assert merged(*order)["ended"] == [failed, closed]
+    with pytest.raises(ValueError, match="ended"):
+        decode(json.dumps(said() | {"ended": [{"job": "a"}]}).encode(), Jobs)
+
+
+def test_keys_of_a_newer_release_stay() -> None:
+    """During an upgrade, a replica says more than this one knows."""
+    answer = merged(said(), said(line("a", colour="red")))
+    assert answer["jobs"] == [line("a", colour="red")]
+
+
+def test_a_name_that_is_not_utf_8_arrives() -> None:
+    """JSON has it as an escaped surrogate, which a strict parser refuses."""
+    watching = b'{"jobs": 0, "ranks": 0, "agents": 0, "last_heard_s": null, "blind": []}'
+    body = (
+        b'{"at": "", "jobs": [{"job": "a\\udc80", "attempt": 0}], "warnings": [], "watching": '
+        + watching
+        + b', "ended": []}'
+    )
+    assert decode(body, Jobs)["jobs"] == [line("a\udc80")]

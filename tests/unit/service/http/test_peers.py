@@ -113,14 +113,6 @@ def test_a_dump_is_taken_by_the_owner_and_fetched_anywhere(fresh: Cluster) -> No
             assert "summary.json" in archive.getnames()
 
 
-def test_a_web_page_may_change_nothing_elsewhere_either(three: Cluster) -> None:
-    """A request with an Origin goes on with it, and the owner refuses it."""
-    sent = {"Origin": "https://evil.example"}
-    answer = three.ask("frd-0", f"{job_path(B)}/dumps", {}, headers=sent)
-    assert (answer.status, answer.json["error"].partition(":")[0]) == (403, "origin")
-    assert three.members["frd-1"].service.asked == []
-
-
 def test_what_no_replica_can_use_is_not_forwarded(three: Cluster) -> None:
     """The replica that receives a body that is too large, or a list's bad parameter, refuses it."""
     answer = three.ask("frd-0", f"{job_path(B)}/dumps", {"ranks": "0" * 70_000})
