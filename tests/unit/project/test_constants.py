@@ -25,7 +25,7 @@ MEMORY = [
     *(ENGINE.parent / "offline/memory" / name for name in ("analysis.py", "analyze.py", "feed.py")),
 ]
 """What decides about memory, live and of files."""
-MOST_OF_MEMORY = 30
+MOST_OF_MEMORY = 31
 """Numbers there; a verdict may hang on each."""
 UNITS = {
     *(10.0**digits for digits in (3, 6, 9)),

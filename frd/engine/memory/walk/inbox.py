@@ -27,9 +27,6 @@ _MAX_OF_CAPACITY: Final = 4
 """A value more than this many times its capacity is refused."""
 _MOST_WAITING: Final = 4_000_000
 """When more values wait, they are applied immediately."""
-_ABOUT: Final = 32
-"""Lengths whose quotients by this are equal are about equal: an agent reports at 10 samples a
-second, every second or two."""
 _COLUMNS: Final = [one.name for one in fields(MemoryColumns)]
 ALIGNED: Final = Alignment("", AlignedNs(0), 0, 0, 0.0, 0)
 """Of times that are aligned already."""
@@ -158,7 +155,8 @@ class Inbox(GrowingColumns):
 
 
 def _in_turn(batches: Sequence[Batch]) -> list[list[Batch]]:
-    """Batches of about equal length together, but of one row in order."""
+    """Batches of about equal length together, none twice as long as another, but of one row in
+    order."""
     turns = Counter[int]()
     found = defaultdict[tuple[int, int], list[Batch]](list)
     series = np.concatenate([batch.columns.series for batch in batches])
@@ -169,7 +167,7 @@ def _in_turn(batches: Sequence[Batch]) -> list[list[Batch]]:
             rows = batch.columns.series.tolist()
             turn = max(turns[row] for row in rows)
             turns.update(dict.fromkeys(rows, turn + 1))
-        found[turn, len(batch.columns.begin_ns) // _ABOUT].append(batch)
+        found[turn, len(batch.columns.begin_ns).bit_length()].append(batch)
     return [found[key] for key in sorted(found)]
 
 
