@@ -52,7 +52,7 @@ def _measure(new: int, polls: int) -> dict[str, float]:
         data = _dump(poll * new)
         at_ns = _BEGAN_NS + (poll * new + _BUFFER) * _STEP_NS
         begin = time.process_time_ns()
-        dump = parse_answer(data, source="bench")
+        dump = parse_answer(data, source="bench", known=tracker.known)
         parsed = time.process_time_ns()
         rows = tracker.apply(dump, at_ns, naming).rows
         applied = time.process_time_ns()

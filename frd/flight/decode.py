@@ -127,14 +127,14 @@ def _news(data: bytes, known: Known, source: str) -> Dump | None:
             bisect_left(raw, number, key=lambda one: _entry.decode(one).record_id)
             for number in (known.record_id, *known.open)
         )
+        again = [_entry.decode(one) for one in raw[last : last + 1]]
+        if [(one.record_id, one.time_created_ns) for one in again] != [known[:2]]:
+            return None
         kept = sorted(at for at in {0, *still_open} if at < last)
         entries = [_entry.decode(raw[at]) for at in (*kept, *range(last, len(raw)))]
     except _NOT_TYPED:
         return None
     check_count(len(raw), source, MAX_ANSWERED)
-    again = entries[len(kept) :][:1]
-    if [(one.record_id, one.time_created_ns) for one in again] != [known[:2]]:
-        return None
     names = {entry.profiling_name for entry in entries}
     if any(name.endswith(END_OF_BATCH) for name in names):
         return None  # what such an entry closes depends on all before it

@@ -39,6 +39,7 @@ class Table:
         self.shown: tuple[Layout, list[int]] = (self.layout, [])
         """The last value that there was of each column; replaced as a whole, for other threads."""
         self._place: dict[SeriesInfo, int] = {}
+        self._capacity: dict[SeriesInfo, int] = {}
         self._far: list[int] = []
         """By column: a larger change is a jump."""
         self._from: list[int] = []
@@ -47,19 +48,13 @@ class Table:
     def values(self, readings: Sequence[Reading]) -> array[int]:
         """In the order of `layout`, which has grown if need be; `NO_SAMPLE` where nothing is
         known, or nothing that can be believed."""
-        places = self._places(readings)
-        if places is None:
-            columns = dict(zip(self.layout.series, self.layout.capacity, strict=True))
-            for reading in readings:
-                columns[reading.series] = reading.capacity
-            self._arrange(columns)
-            places = self._places(readings)
-            assert places is not None
-        values = array("q", [NO_SAMPLE]) * len(self.layout.series)
-        shown = self.shown[1]
-        for place, reading in zip(places, readings, strict=True):
-            if 0 <= reading.value < ABSURD_BYTES:
-                values[place] = shown[place] = reading.value
+        if any(self._capacity.get(one.series) != one.capacity for one in readings):
+            self._arrange(self._capacity | {one.series: one.capacity for one in readings})
+        values = array("q", [NO_SAMPLE]) * len(self._place)
+        for one in readings:
+            if 0 <= one.value < ABSURD_BYTES:
+                place = self._place[one.series]
+                values[place] = self.shown[1][place] = one.value
         return values
 
     def hide(self, readings: Sequence[Reading]) -> None:
@@ -67,15 +62,6 @@ class Table:
         for reading in readings:
             if (place := self._place.get(reading.series)) is not None:
                 self.shown[1][place] = NO_SAMPLE
-
-    def _places(self, readings: Sequence[Reading]) -> list[int] | None:
-        """None when a reading has no column yet, or one of another capacity."""
-        find, capacity = self._place.get, self.layout.capacity
-        places = [find(reading.series, -1) for reading in readings]
-        for place, reading in zip(places, readings, strict=True):
-            if place < 0 or capacity[place] != reading.capacity:
-                return None
-        return places
 
     def jumps(self, values: array[int]) -> bool:
         """Some value is far from its value at its last jump, or at its first sample."""
@@ -90,13 +76,14 @@ class Table:
 
     def keep(self, ranks: Collection[int]) -> None:
         """Only the columns of these ranks stay."""
-        columns = zip(self.layout.series, self.layout.capacity, strict=True)
-        self._arrange({series: size for series, size in columns if series.rank in ranks})
+        kept = {one: size for one, size in self._capacity.items() if one.rank in ranks}
+        self._arrange(kept)
 
     def _arrange(self, columns: dict[SeriesInfo, int]) -> None:
         before = dict(zip(self.layout.series, self._from, strict=True))
         shown = dict(zip(self.layout.series, self.shown[1], strict=True))
         self.layout = replace(self.layout, series=tuple(columns), capacity=tuple(columns.values()))
+        self._capacity = columns
         self._place = {series: place for place, series in enumerate(columns)}
         self._from = [before.get(series, NO_SAMPLE) for series in columns]
         self.shown = (self.layout, [shown.get(series, NO_SAMPLE) for series in columns])
