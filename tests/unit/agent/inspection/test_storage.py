@@ -17,7 +17,7 @@ from frd_agent.inspection.reading.memory import Helper
 from frd_agent.inspection.syscalls import syscall_of
 from frd_agent.inspection.traces.followed import Traces
 from frd_agent.node_time import NodeTime
-from tests.unit.agent.inspection.test_rights import SYS_PTRACE, only_capabilities
+from tests.unit.agent.inspection.test_holders import SYS_PTRACE, only_capabilities
 from tests.world.hanging_fuse import SOURCE, Nas
 from tests.world.io_traces import DIALECTS, T0_US, Call, Writer
 from tests.world.suspects import Inspection, inspect, suspect
