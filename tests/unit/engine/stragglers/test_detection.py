@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from frd.engine.clocks.alignment import RankClocks
-from frd.engine.matching.arrivals import LostTime, as_culprit
-from frd.engine.matching.lateness import BUCKETS, Lateness
+from frd.engine.matching.lateness import BUCKETS, Lateness, LostTime, as_culprit
 from frd.engine.policy import Policy
 from frd.engine.stragglers.detection import Judgement, judge
 from frd.model import AlignedNs, Int32s, Int64s
