@@ -21,8 +21,8 @@ import numpy as np
 
 from frd.engine.history import status_view
 from frd.engine.history.recent_ops import AttemptHistory, RecentEntries
-from frd.engine.matching.arrivals import ClockHint
 from frd.engine.matching.collectives import Collectives
+from frd.engine.matching.lateness import ClockHint
 from frd.engine.matching.usual_waits import GroupKind, LongWait
 from frd.engine.memory.attempt_memory import Memory
 from frd.engine.policy import Policy

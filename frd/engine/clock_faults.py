@@ -20,7 +20,7 @@ import numpy as np
 
 from frd.engine.findings import builder, text
 from frd.engine.findings.builder import Claim, Known, Lifetime, Look
-from frd.engine.matching.arrivals import ClockHint
+from frd.engine.matching.lateness import ClockHint
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.engine.tick import Tick

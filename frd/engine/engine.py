@@ -19,7 +19,7 @@ from frd.engine.evidence.questions import Occasion, Question
 from frd.engine.findings.attachments import Evidence
 from frd.engine.findings.open_finding import OpenFinding
 from frd.engine.losses.exits import SEEN_LATE_NS
-from frd.engine.matching.arrivals import ClockHint
+from frd.engine.matching.lateness import ClockHint
 from frd.engine.matching.learned_pauses import LearnedPauses
 from frd.engine.policy import Policy
 from frd.engine.room import OF_ATTEMPT, Room

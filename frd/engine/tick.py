@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from frd.engine.matching.arrivals import ClockHint
-from frd.engine.matching.lateness import Window
+from frd.engine.matching.lateness import ClockHint, Window
 from frd.engine.matching.usual_waits import Rest
 from frd.engine.memory.incident import MemoryIncident
 from frd.engine.policy import Policy

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from frd.engine.matching.learned_pauses import KEPT_JOBS, KEPT_NS, JobPauses
-from frd.forms import finding_from_json, finding_json
+from frd.forms import encodable, finding_from_json, finding_json
 from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState, Kind
 from frd.store.database import Database
 
@@ -193,7 +193,7 @@ class FindingStore:
             " ORDER BY opened_ns DESC, id LIMIT ?5",
             (
                 state and state.value,
-                None if job is None else _storable(job),
+                encodable(job),
                 until,
                 kind and kind.value,
                 limit,
@@ -216,18 +216,18 @@ class FindingStore:
             "WHERE (opened_ns, id) > (?1, ?2) AND opened_ns >= ?3"
             " AND (?4 IS NULL OR opened_ns < ?4) AND (?5 IS NULL OR job = ?5)"
             " ORDER BY opened_ns, id LIMIT ?6",
-            (*after, since, until, None if job is None else _storable(job), limit),
+            (*after, since, until, encodable(job), limit),
         )
 
     def get(self, finding_id: str) -> Finding | None:
-        found = self._select("WHERE id = ?", (_storable(finding_id),))
+        found = self._select("WHERE id = ?", (encodable(finding_id),))
         return found[0] if found else None
 
     def save_pauses(self, jobs: Sequence[JobPauses]) -> None:
         """Insert or replace the pauses of these jobs; old pauses and surplus jobs are deleted."""
         if not jobs:
             return
-        rows = [(_storable(one.job), int(one.learned_at), one.encode()) for one in jobs]
+        rows = [(encodable(one.job), int(one.learned_at), one.encode()) for one in jobs]
         newest = max(learned for _, learned, _ in rows)
         with self.db.transaction() as db:
             db.executemany("INSERT OR REPLACE INTO pauses VALUES (?, ?, ?)", rows)
@@ -294,15 +294,10 @@ def _notified(row: tuple[str, str, str]) -> Notified:
     return Notified(finding, events, targets)
 
 
-def _storable(text: str) -> str:
-    """`text` for a column of SQLite: lone surrogates, which are not UTF-8, are escaped."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 def _to_row(finding: Finding) -> tuple[str, str, str, int, int | None, str]:
     return (
         finding.id,
-        _storable(finding.job),
+        encodable(finding.job),
         finding.state.value,
         int(finding.opened_at),
         None if finding.closed_at is None else int(finding.closed_at),

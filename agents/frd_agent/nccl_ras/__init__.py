@@ -5,5 +5,5 @@ Every process that uses NCCL 2.24 or later has a thread for it; one of a node li
 the service of frd wants a second opinion on a finding, and only on this machine: the address comes
 from the environment of a rank.
 
-Entry point: `client.RasClient`. `answer` reads what comes back.
+Entry point: `client.RasClient`.
 """

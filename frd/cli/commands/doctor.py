@@ -21,7 +21,7 @@ from frd.usage import examples, plain
 from frd_agent import exec as starter
 from frd_agent import tap
 from frd_agent.launch import agent_checks, checks
-from frd_agent.launch.checks import Check, State
+from frd_agent.launch.checks import Check
 
 _HEARS: Final = "service hears the agent"
 _ADVICE: Final = "check the agent's --service and its log"
@@ -87,21 +87,21 @@ def _service(client: Client, node: str) -> Iterator[Check]:
         elif watching["agents"] and ("frd_clock_steps_total", node) in metrics:
             known = {"clock_uncertainty_s": metrics.get(("frd_clock_uncertainty_seconds", node))}
     except (FrdError, KeyError, TypeError, ValueError) as error:
-        yield Check("service, HTTP", State.FAILED, str(error).removeprefix("service: "))
+        yield Check.failed("service, HTTP", str(error).removeprefix("service: "))
         return
     versions = [label for name, label in metrics if name == "frd_build_info"]
     yield _version(client, versions[0] if versions else "unknown")
     if node and known is not None:
-        yield Check(_HEARS, State.OK, f"{node} is connected")
+        yield Check.ok(_HEARS, f"{node} is connected")
         yield _clock(node, known["clock_uncertainty_s"])
     elif node and is_cluster:  # the agent may be connected to any replica; its jobs say to which
         why = f"no running job of the cluster of {client.address} has ranks there: start the job"
-        yield Check(_HEARS, State.WARNING, f"{node}: {why}, or {_ADVICE}")
+        yield Check.warning(_HEARS, f"{node}: {why}, or {_ADVICE}")
     elif node:
         why = f"no agent of this node is connected to {client.address}"
-        yield Check(_HEARS, State.FAILED, f"{node}: {why}: {_ADVICE}")
+        yield Check.failed(_HEARS, f"{node}: {why}: {_ADVICE}")
     for text in watching["blind"]:
-        yield Check("blind", State.WARNING, text)
+        yield Check.warning("blind", text)
 
 
 def _node_of(
@@ -127,20 +127,18 @@ def _samples(metrics: str) -> Mapping[tuple[str, str], float]:
 
 def _version(client: Client, theirs: str) -> Check:
     if theirs == __version__:
-        return Check("service, HTTP", State.OK, f"{client.address}, version {theirs}")
-    return Check(
+        return Check.ok("service, HTTP", f"{client.address}, version {theirs}")
+    return Check.warning(
         "service, HTTP",
-        State.WARNING,
         f"{client.address}: has version {theirs}, this is {__version__}: see docs/upgrade.md",
     )
 
 
 def _clock(node: str, uncertainty_s: float | None) -> Check:
     if uncertainty_s is None:
-        return Check(
+        return Check.warning(
             "clock",
-            State.WARNING,
             f"{node}: not known to the service yet: look again in a few seconds; if it stays so, "
             "the network between them delays every message",
         )
-    return Check("clock", State.OK, f"{node}: known within ±{uncertainty_s * 1e3:.3g} ms")
+    return Check.ok("clock", f"{node}: known within ±{uncertainty_s * 1e3:.3g} ms")

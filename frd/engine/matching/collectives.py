@@ -16,8 +16,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from frd.engine.matching.arrivals import ClockHint, GroupClocks, charges, clock_hints, waits
-from frd.engine.matching.lateness import Lateness
+from frd.engine.matching.lateness import (
+    ClockHint,
+    GroupClocks,
+    Lateness,
+    charges,
+    clock_hints,
+    waits,
+)
 from frd.engine.matching.mismatches import Mismatches
 from frd.engine.matching.open_collectives import OpenCollectives, OpsAt, RetiredCollectives
 from frd.engine.matching.signature_rules import Signatures

@@ -28,8 +28,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from frd.engine.graph import components
-from frd.engine.matching.arrivals import as_culprit
-from frd.engine.matching.lateness import BUCKETS, LEVELS, Table, Window
+from frd.engine.matching.lateness import BUCKETS, LEVELS, Table, Window, as_culprit
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.model import Int32s, Int64s

@@ -26,7 +26,7 @@ from frd.decodable import decodable
 from frd.engine.clocks.alignment import FAR_NS, HORIZON_NS, Alignment, growth_ns
 from frd.engine.clocks.estimator import Exchange, NodeClock, OffsetEstimate
 from frd.engine.clocks.wall_readings import WallReadings
-from frd.engine.matching.arrivals import ClockHint
+from frd.engine.matching.lateness import ClockHint
 from frd.errors import StoreError
 from frd.model import AlignedNs, NodeRawNs
 from frd.service.clocks.real_time import RealTime

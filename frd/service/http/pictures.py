@@ -22,9 +22,9 @@ from frd.service.http import parameters
 from frd.service.http.answers import API_VERSION, Content, large_answer, refuse
 from frd.service.http.job_json import MOST_ROWS, job_summary, map_json, map_tag, rank_detail
 from frd.service.http.people import PeopleApi
-from frd.service.timelines.drawing import MAX_LANES, lanes_of
 from frd.service.timelines.form import DEFAULT_LANES, MEDIA_TYPE, perfetto_bytes, timeline_json
 from frd.service.timelines.timeline import Timeline
+from frd.service.timelines.timelines import MAX_LANES, lanes_of
 from frd.service.view import ServiceView
 
 _Wanted: TypeAlias = tuple[str, int | None]

@@ -21,8 +21,8 @@ from frd.forms import clock_text, fold_ranks, utc_text
 from frd.model import UNKNOWN_SEQ, Finding, FindingState, Kind
 from frd.perfetto.texts import finding_slice, rank_title
 from frd.perfetto.writer import BEGIN, OPEN, Slice, TraceWriter
-from frd.service.timelines.drawing import OF_MEMORY
 from frd.service.timelines.timeline import MOMENT_NS, Bar, Gap, Timeline
+from frd.service.timelines.timelines import OF_MEMORY
 
 Json: TypeAlias = dict[str, Any]
 

@@ -1,6 +1,6 @@
 """A timeline as a value: lanes, bars, gaps and curves, with absolute times; how two are merged.
 
-Times are UTC in ns where it is stored or shown. `drawing` bounds its size.
+Times are UTC in ns where it is stored or shown. `timelines` bounds its size.
 """
 
 from __future__ import annotations

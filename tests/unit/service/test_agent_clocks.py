@@ -11,7 +11,7 @@ import pytest
 
 from frd.engine.clocks.alignment import WANDER_PPM, Alignment
 from frd.engine.clocks.estimator import Exchange
-from frd.engine.matching.arrivals import ClockHint
+from frd.engine.matching.lateness import ClockHint
 from frd.errors import StoreError
 from frd.model import NodeNs, NodeRawNs, ServiceRawNs, WatermarkColumns
 from frd.service.clocks import agent_clocks as module

@@ -19,8 +19,7 @@ import pytest
 from frd.errors import ServiceUnavailable
 from frd.wire.waits import MAX_OPS, MemberState, decode_ras
 from frd_agent.nccl_ras import client as module
-from frd_agent.nccl_ras.answer import read_answer
-from frd_agent.nccl_ras.client import RasClient, is_here, place_of
+from frd_agent.nccl_ras.client import RasClient, is_here, place_of, read_answer
 from tests.world.ras_server import RasServer, moved, recorded, serving_ras
 from tests.world.seeds import ALL
 

@@ -8,7 +8,7 @@ import pytest
 
 from frd.engine.evidence.nccl import MAX_LINES, opinion
 from frd.wire.waits import Communicator, Member, MemberState, RasReport, decode_ras, encode_ras
-from frd_agent.nccl_ras.answer import read_answer
+from frd_agent.nccl_ras.client import read_answer
 from tests.world.ras_server import recorded
 
 FOUR = {10: 671, 11: 674, 12: 677, 13: 678}

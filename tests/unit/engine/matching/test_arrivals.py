@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from frd.engine.clocks.alignment import UNKNOWN_NS
-from frd.engine.matching.arrivals import NOBODY, ClockHint, GroupClocks, as_culprit, charges, waits
+from frd.engine.matching.lateness import NOBODY, ClockHint, GroupClocks, as_culprit, charges, waits
 from frd.engine.matching.open_collectives import NEVER, RetiredCollectives
 from frd.engine.state.tables import PairTable, RankTable
 from frd.model import AlignedNs, RankInfo

@@ -11,8 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from frd.engine.clocks.alignment import RankClocks
-from frd.engine.matching.arrivals import LostTime, as_culprit
-from frd.engine.matching.lateness import BUCKETS, Lateness
+from frd.engine.matching.lateness import BUCKETS, Lateness, LostTime, as_culprit
 from frd.engine.policy import Policy
 from frd.engine.stragglers.detection import Judgement, judge
 from frd.forms import finding_from_json, finding_json

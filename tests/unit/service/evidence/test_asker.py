@@ -21,8 +21,8 @@ from frd.service.evidence.inquiries import Dumper, Piece
 from frd.store.dumps import DumpStore
 from frd.wire.messages import Part
 from frd.wire.waits import WaitReport, encode_ras, encode_report
-from frd_agent.nccl_ras.answer import read_answer
 from frd_agent.nccl_ras.client import TIMEOUT_S as QUESTION_S
+from frd_agent.nccl_ras.client import read_answer
 from frd_agent.uplink.answers import _MARGIN
 from tests.world.asked import stack_text
 from tests.world.ras_server import moved

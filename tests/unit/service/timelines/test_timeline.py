@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from frd.engine.views import AttemptView, MemoryView
 from frd.model import Finding, Flags, Kind, SeriesInfo, SeriesKind
 from frd.service.timelines import timeline as module
-from frd.service.timelines.drawing import drawn, lanes_of, roles_of
 from frd.service.timelines.timeline import (
     MAX_LATENESS,
     MAX_MOMENTS,
@@ -28,6 +27,7 @@ from frd.service.timelines.timeline import (
     closed,
     merged,
 )
+from frd.service.timelines.timelines import drawn, lanes_of, roles_of
 from tests.world import observe
 from tests.world.job import Job, hanging
 from tests.world.timelines import S, at, bar, curve, gap, lane, timeline
