@@ -55,9 +55,8 @@ from frd_agent.node_time import NodeTime, raw_now
 from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rank_progress import RankProgress
-from frd_agent.uplink import route
+from frd_agent.uplink import uplinks
 from frd_agent.uplink.dictionary import Dictionary
-from frd_agent.uplink.route import Endpoint
 from frd_agent.uplink.uplinks import Uplinks
 from tests.world.daemons import get, metric
 
@@ -84,6 +83,9 @@ PAGE: Final = 4_096
 SCRAPE_EVERY_S: Final = 15.0
 """Twice, as two Prometheus servers do; a metric of a lag is the worst of so long."""
 JOB: Final = "fleet"
+ENDPOINT: Final[Any] = vars(uplinks)["Endpoint"]
+CALLS: Final = sys.modules[ENDPOINT.__module__]
+"""Another tree may have these in other modules."""
 
 
 # -- agents ----------------------------------------------------------------------------------------
@@ -146,7 +148,7 @@ class Agent:
         self._dictionary = dictionary = Dictionary()
         stats = Counters()
         self.uplinks = Uplinks(
-            *(Endpoint((address,)), 64 << 20, dictionary, stats, NodeTime(stats)),
+            *(ENDPOINT((address,)), 64 << 20, dictionary, stats, NodeTime(stats)),
             hello=self._hello,
             in_flight=lambda job: (),
             on_request=lambda stream, request: None,
@@ -250,10 +252,10 @@ def _next_tick(schedule: PollSchedule, booted_s: float, tick: int) -> int:
 
 async def agents(address: str, numbers: range, count: int) -> None:
     """Answers each line of the standard input: `start NS`, or what was sent until then."""
-    calls = {name: getattr(route, name) for name in ("open_stream", "open_clock")}
+    calls = {name: getattr(CALLS, name) for name in ("open_stream", "open_clock")}
     for name, call in calls.items():
         counted = lambda *args, make=call, **options: _Counted(make(*args, **options))  # noqa: E731
-        setattr(route, name, counted)
+        setattr(CALLS, name, counted)
     fleet: list[Agent] = []
     for number in numbers:
         fleet.append(Agent(address, number, count))

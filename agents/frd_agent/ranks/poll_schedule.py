@@ -196,18 +196,12 @@ class PollSchedule:
         if is_unread and self.hold_in_s(now, wall_s) is not None:
             return Why.STILL if rests else Why.FILL
         if self._raw in (self._dumped_raw, self._known_raw):
-            return Why.REFRESH if not self._exact and self._must_refresh(now) else None
+            return Why.REFRESH if not self._exact and since >= self._refresh_s else None
         if self._fresh >= policy.fill * self._ring:
             return Why.FILL
         if rests and (self._in_flight or since >= policy.rest_every_s):
             return Why.STILL
-        return Why.REFRESH if self._must_refresh(now) else None
-
-    def _must_refresh(self, now: float) -> bool:
-        """All ranks of a node are read together, at multiples of the interval, which have another
-        phase on each node: so they pause together, and what they report is one message."""
-        every_s = self._refresh_s
-        return self._asked_at is None or now // every_s > self._asked_at // every_s
+        return Why.REFRESH if since >= self._refresh_s else None
 
     @property
     def _in_flight(self) -> bool:

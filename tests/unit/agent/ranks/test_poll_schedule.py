@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
 from frd.flight.entry import Status
@@ -97,23 +95,6 @@ def test_a_moving_rank_is_read_as_often_as_its_ring_is_small() -> None:
     assert small.due(2.0) is Why.REFRESH
     assert large.due(2.0) is None
     assert due(large, 6.5, raw(30), 0.1, exact=False) is Why.REFRESH
-
-
-def test_ranks_of_a_node_are_refreshed_together() -> None:
-    """However they started, from the second time on; never more often than their ring allows."""
-    schedules = [PollSchedule(PollPolicy()) for _ in range(3)]
-    read: list[list[float]] = [[], [], []]
-    for tick in range(200):
-        now = tick / 4
-        for place, schedule in enumerate(schedules):
-            schedule.see(raw(tick), 0.1, exact=False, now=now)
-            if now >= place and schedule.due(now):
-                schedule.asked(now)
-                schedule.dumped(raw(tick - 1), 2000)
-                read[place].append(now)
-    assert [times[0] for times in read] == [0.0, 1.0, 2.0]
-    assert read[0][1:] == read[1][1:] == read[2][1:]
-    assert all(6.25 <= later - time <= 6.75 for time, later in pairwise(read[0][1:]))
 
 
 def test_stale_counters_lead_to_the_socket_every_few_seconds() -> None:
