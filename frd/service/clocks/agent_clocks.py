@@ -12,12 +12,10 @@ alignment stays in use while it is good enough, so that clocks cost the journal 
 
 from __future__ import annotations
 
-import itertools
 import logging
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 import msgspec
@@ -77,9 +75,8 @@ class AgentClock:
         self._newest: OffsetEstimate | None = None
         self._uses: dict[int, Callable[[Alignment], None]] = {}
         """By stream of the session that is open. They keep the streams and all their ranks."""
-        self._pingers: dict[int, None] = {}
-        """Its open clock streams, oldest first."""
-        self._pinger_ids = itertools.count()
+        self._last: tuple[object, Exchange | None] = (None, None)
+        """The last exchange that counts, and its clock stream."""
 
     @property
     def is_connected(self) -> bool:
@@ -94,20 +91,18 @@ class AgentClock:
         if self._uses.pop(stream, None) is not None and not self._uses:
             self.gone_at = now
 
-    @contextmanager
-    def pinging(self) -> Iterator[Callable[[], bool]]:
-        """While a clock stream of the session is open; gives whether its exchanges count.
+    def is_overtaken(self, stream: object, exchange: Exchange) -> bool:
+        """Another clock stream of the session has brought a later exchange: they must come in the
+        order of sending. An agent pings on each of its connections, because each may go to another
+        replica of the service, and on one of those to the same as often as that asks."""
+        of, last = self._last
+        if last is None or of is stream:
+            return False
+        return any(now <= before for now, before in zip(exchange, last, strict=True))
 
-        An agent pings on each of its connections, because each may go to another replica of the
-        service. Here the oldest clock stream counts: exchanges must come in the order of sending,
-        and those of two streams interleave.
-        """
-        number = next(self._pinger_ids)
-        self._pingers[number] = None
-        try:
-            yield lambda: next(iter(self._pingers)) == number
-        finally:
-            del self._pingers[number]
+    def took(self, stream: object, exchange: Exchange) -> None:
+        """The exchange counts."""
+        self.exchanged_at, self._last = self._now(), (stream, exchange)
 
     def conclude(self, horizon_ns: int, *, force: bool = False) -> None:
         """Estimate again, because of a message or because time has passed; use another alignment if
@@ -215,16 +210,23 @@ class AgentClocks:
             clock.learned.one_way(raw, self._now.raw())
             clock.conclude(self.horizon_ns)
 
-    def learn(self, clock: AgentClock, readings: Readings, exchange: Exchange | None) -> None:
-        """What one ping brought: readings of the node, and the end of an earlier exchange."""
+    def learn(
+        self,
+        clock: AgentClock,
+        readings: Readings,
+        exchange: Exchange | None,
+        stream: object = None,
+    ) -> None:
+        """What one ping on a clock stream brought: readings of the node, and the end of an earlier
+        exchange."""
         columns = readings.raw_ns, readings.real_ns, readings.slack_ns
         has_stepped = self._read_node(clock, *(column.tolist() for column in columns))
-        if exchange is not None:
+        if exchange is not None and not clock.is_overtaken(stream, exchange):
             refusal = clock.learned.exchange(exchange)
             if refusal is not None:
                 self.refused[refusal.value] += 1
             else:
-                clock.exchanged_at = self._now()
+                clock.took(stream, exchange)
         last = clock.wall.last
         if not clock.exchanged_at and len(readings.raw_ns) and last is not None:
             clock.learned.one_way(NodeRawNs(last[0]), self._now.raw())

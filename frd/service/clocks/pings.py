@@ -94,29 +94,28 @@ class Pings:
         clock = await self._find(key)
         answered = AnsweredPings()
         bucket = TokenBucket(_A_SECOND, BURST)
-        with clock.pinging() as counts:
-            while isinstance(data := await context.read(), bytes):
-                received = raw_now()
-                ping = decode_clock(data)
-                if isinstance(ping, ClockHello):
-                    raise WireError("clock.number", "order", "it is 0 again: open a new stream")
-                answered.check(ping)
-                if self._clocks.find(key) is not clock:
-                    # Rows and pings of an agent end in any order, also after a handover.
-                    context.set_code(grpc.StatusCode.ABORTED)
-                    context.set_details("clock: its stream of rows is gone: open that one first")
-                    return
-                if wait_s := bucket.take(1, received / 1e9):
-                    self._clocks.refused[Refusal.FLOOD.value] += 1
-                    await asyncio.sleep(wait_s)
-                pause = pause_s(self._streams)
-                self._clocks.ping_every(pause)
-                pong = encode_pong(ping.number, pause)
-                sent = raw_now()
-                await context.write(pong)
-                exchange = answered.end(ping)
-                answered.begin(ping, received, sent)
-                self._clocks.learn(clock, ping.readings, exchange if counts() else None)
+        while isinstance(data := await context.read(), bytes):
+            received = raw_now()
+            ping = decode_clock(data)
+            if isinstance(ping, ClockHello):
+                raise WireError("clock.number", "order", "it is 0 again: open a new stream")
+            answered.check(ping)
+            if self._clocks.find(key) is not clock:
+                # Rows and pings of an agent end in any order, also after a handover.
+                context.set_code(grpc.StatusCode.ABORTED)
+                context.set_details("clock: its stream of rows is gone: open that one first")
+                return
+            if wait_s := bucket.take(1, received / 1e9):
+                self._clocks.refused[Refusal.FLOOD.value] += 1
+                await asyncio.sleep(wait_s)
+            pause = pause_s(self._streams)
+            self._clocks.ping_every(pause)
+            pong = encode_pong(ping.number, pause)
+            sent = raw_now()
+            await context.write(pong)
+            exchange = answered.end(ping)
+            answered.begin(ping, received, sent)
+            self._clocks.learn(clock, ping.readings, exchange, answered)
 
     async def _introduce(self, context: Context) -> SessionKey:
         try:
