@@ -10,8 +10,9 @@ applied depends on messages and ticks alone, so a replay does the same.
 
 Every agent sends a small watermark message a second. Applied one by one, 2,048 of them cost more in
 calls than in work; together they are a few vectorized passes. Only `Engine.advance` reads their
-effect, so they wait for it. Code that depends on their order (a rank is declared again) must call
-`flush` first. Entries need no flush, because watermarks only rise, in any order.
+effect, so they wait for it, unless there are many. Code that depends on their order (a rank is
+declared again) must call `flush` first. Entries need no flush, because watermarks only rise, in any
+order.
 """
 
 from __future__ import annotations
@@ -134,17 +135,24 @@ class WatermarkBuffer:
     def __init__(self) -> None:
         self._batches: dict[int, tuple[Attempt, list[WatermarkRows]]] = {}
         """By identity of the attempt."""
+        self._rows = 0
         self._fault: Exception | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """One more call at the next tick would keep the event loop for long."""
+        return self._rows >= MOST_ROWS
 
     def add(self, attempt: Attempt, rows: WatermarkRows) -> None:
         """Add one message."""
         self._batches.setdefault(id(attempt), (attempt, []))[1].append(rows)
+        self._rows += len(rows.pair)
 
     def flush(self) -> None:
         """Apply everything added since the last call."""
         if not self._batches:
             return
-        batches, self._batches = self._batches, {}
+        batches, self._batches, self._rows = self._batches, {}, 0
         for attempt, messages in batches.values():
             for some in _calls(messages):
                 self._fault = _apply(attempt, some) or self._fault

@@ -300,6 +300,8 @@ class Session:
             as_of_ns=np.minimum(columns.as_of_ns, batch.sent_raw_ns),
         )
         self._watermarks.add(handles.attempt, rows)
+        if self._watermarks.is_full:
+            self._shared.flush()
 
     def _pairs_of(self, handles: StreamHandles, columns: WatermarkColumns) -> Int32s:
         """The pairs of the rows, cached: the decoder returns the same arrays for the same rows."""
