@@ -30,7 +30,7 @@ from frd.engine.state.tables import repeats
 from frd.engine.state.watermarks import WatermarkRows
 from frd.errors import WireError
 
-MOST_ROWS: Final = 32_768
+MOST_ROWS: Final = 16_384
 """Entry rows that may wait, and, about, watermark rows of one call. Their columns fit into a
 processor's cache: a second's watermarks of 98,304 ranks in 10 groups in one call take half as long
 again."""

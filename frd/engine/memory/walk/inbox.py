@@ -25,7 +25,7 @@ MAX_BYTES: Final = 1 << 50
 """A larger value is refused."""
 _MAX_OF_CAPACITY: Final = 4
 """A value more than this many times its capacity is refused."""
-_MOST_WAITING: Final = 65_536
+_MOST_WAITING: Final = 32_768
 """When more values wait, they are applied immediately: of a fleet, those of a second would keep the
 event loop for a tenth of a second."""
 _COLUMNS: Final = [one.name for one in fields(MemoryColumns)]

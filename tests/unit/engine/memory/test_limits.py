@@ -115,10 +115,10 @@ def test_a_hole_within_a_batch_is_a_hole() -> None:
 
 
 def test_more_samples_than_may_wait_do_not_wait() -> None:
-    """80,000 come before the engine looks again: they are applied, not kept."""
-    memory = made(20)
-    values = np.full((20, 1_000), 7)
-    series, capacity = np.arange(20, dtype=np.int32), np.full(20, 64 * GIB)
+    """40,000 come before the engine looks again: they are applied, not kept."""
+    memory = made(10)
+    values = np.full((10, 1_000), 7)
+    series, capacity = np.arange(10, dtype=np.int32), np.full(10, 64 * GIB)
     for second in range(4):
         begin = EPOCH + second * S + np.arange(1_000) * (S // 1000)
         memory.observe(MemoryColumns(series, capacity, begin, begin + 1, values), at(60))
