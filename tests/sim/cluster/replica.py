@@ -227,7 +227,7 @@ class SimReplica:
         self._notifier.look()
 
     def _ask_others(self) -> None:
-        """As `frd.service.http.peers.cut_off`: which cells they have."""
+        """As `frd.service.http.peers.questions.CutOff`: which cells they have."""
         if self.lease.view.connected:
             return
         for other in self._world.running():

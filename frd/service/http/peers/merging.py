@@ -235,7 +235,7 @@ def merge_health(of: Gathered) -> Json:
 
 
 def _agent(node: Json) -> tuple[str, ...]:
-    """See `frd.service.cells.merged.nodes_of`; a replica of an older release has no session."""
+    """See `frd.service.cells.cells.nodes_of`; a replica of an older release has no session."""
     return node["node"], node.get("boot_id", ""), node.get("session", "")
 
 

@@ -342,7 +342,7 @@ def test_keys_of_a_later_release() -> None:
 
 def test_more_ranks_than_a_report_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is refused before they are copied."""
-    monkeypatch.setattr("frd_agent.nccl_ras.answer.MAX_MEMBERS", 7)
+    monkeypatch.setattr("frd_agent.nccl_ras.client.MAX_MEMBERS", 7)
     with pytest.raises(ServiceUnavailable, match="8 ranks: over 7"):
         read_answer(recorded("lagging"), 671, here)
     assert read_answer(recorded("lagging"), 677, here).communicators
